@@ -7,8 +7,9 @@
 //! behind.
 
 use super::host_file::{self, Host};
-use super::join::create_id_between_hosts;
+use super::join::{create_id_between_hosts, job_number};
 use super::launch::{LocalLaunch, Signals, TERM_TO_KILL, exit_code};
+use super::master;
 use super::preload;
 use super::run::{RunOptions, bound};
 use super::{FAILURE, USAGE};
@@ -91,10 +92,6 @@ fn run_on(
     mut variables: Variables,
     config: &Config,
 ) -> Result<i32, String> {
-    let utf8 = |text: &OsStr| {
-        let text = text.to_str().map(str::to_string);
-        text.ok_or_else(|| "arguments and paths for other hosts must be UTF-8".to_string())
-    };
     let command: Vec<String> = options
         .command
         .iter()
@@ -102,14 +99,7 @@ fn run_on(
         .collect::<Result<_, _>>()?;
     let directory = std::env::current_dir()
         .map_err(|error| format!("cannot find the current folder: {error}"))?;
-    let cinch = match &options.remote_cinch {
-        Some(path) => path.clone(),
-        None => {
-            let path = std::env::current_exe()
-                .map_err(|error| format!("cannot find this program: {error}"))?;
-            utf8(path.as_os_str())?
-        }
-    };
+    let cinch = remote_tool(options.remote_cinch.as_deref())?;
     let preload = match &options.preload {
         Some(Some(path)) => Some(utf8(path.as_os_str())?),
         Some(None) => Some(String::new()),
@@ -118,6 +108,9 @@ fn run_on(
     let signals = Signals::block()?;
     let id = create_id_between_hosts(config).map_err(|error| error.to_string())?;
     variables.push(("CINCH_LAUNCH_ID".into(), id.to_hex()));
+    let first = hosts.first().map(|host| host.name.as_str());
+    let given = |name: &str| std::env::var(name).ok();
+    variables.extend(master::variables(given, first, job_number(&id)));
     let all = hosts.iter().map(|host| host.slots).sum();
     let mut sessions = Sessions::default();
     let mut before = 0;
@@ -142,12 +135,14 @@ fn run_on(
     sessions.watch(&signals, Duration::from_secs_f64(options.exit_timeout))
 }
 
-/// Returns the `CINCH_` settings of this environment, and the variables that `--env` names.
-fn passed_on(asked: &[String]) -> Result<Variables, String> {
+/// Returns the `CINCH_` settings of this environment, the address of torch's store if it is set, and the variables
+/// that `--env` names.
+pub(super) fn passed_on(asked: &[String]) -> Result<Variables, String> {
     let settings = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok()?;
         let setting = name.starts_with("CINCH_") && !name.starts_with("CINCH_LAUNCH_");
-        setting.then_some((name, value))
+        let is_store = master::NAMES.contains(&name.as_str());
+        (setting || is_store).then_some((name, value))
     });
     let mut found: Vec<(String, OsString)> = settings.collect();
     for name in asked {
@@ -159,6 +154,11 @@ fn passed_on(asked: &[String]) -> Result<Variables, String> {
         Err(_) => Err(format!("{name} is not UTF-8 and cannot go to other hosts")),
     };
     found.into_iter().map(text).collect()
+}
+
+fn utf8(text: &OsStr) -> Result<String, String> {
+    let text = text.to_str().map(str::to_string);
+    text.ok_or_else(|| "arguments and paths for other hosts must be UTF-8".to_string())
 }
 
 /// Sessions on hosts. Dropping this value ends the sessions that still run.
@@ -178,19 +178,9 @@ struct Session {
 
 impl Sessions {
     fn start(&mut self, ssh: &OsStr, cinch: &str, host: Host, task: &Task) -> Result<(), String> {
-        let mut command = Command::new(ssh);
-        // The session has no terminal, so a question of ssh would block for ever.
-        let is_ssh = Path::new(ssh).file_name() == Some(OsStr::new("ssh"));
-        if is_ssh {
-            command.args(["-o", "BatchMode=yes"]);
-        }
-        command
-            .arg(&host.name)
-            .arg(format!("exec {} run --agent", quoted(cinch)))
-            .stdin(Stdio::piped())
-            // A process group of its own keeps an interrupt from the terminal away from the
-            // session. The launcher receives it and then ends the sessions.
-            .process_group(0);
+        let is_ssh = is_ssh(ssh);
+        let mut command = remote_command(ssh, &host.name, cinch, "run --agent");
+        command.stdin(Stdio::piped());
         let failed =
             |error: io::Error| format!("cannot start {} {}: {error}", ssh.display(), host.name);
         let mut child = cinch::sys::process::unblock_signals(&mut command)
@@ -327,8 +317,42 @@ impl Drop for Sessions {
     }
 }
 
+/// Returns whether the program of sessions is ssh itself.
+fn is_ssh(program: &OsStr) -> bool {
+    Path::new(program).file_name() == Some(OsStr::new("ssh"))
+}
+
+/// Returns the command that runs the tool with `words` on a host.
+pub(super) fn remote_command(ssh: &OsStr, host: &str, cinch: &str, words: &str) -> Command {
+    let mut command = Command::new(ssh);
+    // The session has no terminal, so a question of ssh would block for ever.
+    if is_ssh(ssh) {
+        command.args(["-o", "BatchMode=yes"]);
+    }
+    command
+        .arg(host)
+        .arg(format!("exec {} {words}", quoted(cinch)))
+        // A process group of its own keeps an interrupt from the terminal away from the session. The
+        // launcher receives it and then ends the sessions.
+        .process_group(0);
+    command
+}
+
+/// Returns the path of the tool on other hosts: `given`, or the path on this host.
+///
+/// # Errors
+/// Returns an error message if the path of this program is unknown or not UTF-8.
+pub(super) fn remote_tool(given: Option<&str>) -> Result<String, String> {
+    if let Some(path) = given {
+        return Ok(path.to_string());
+    }
+    let path =
+        std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    utf8(path.as_os_str())
+}
+
 /// Returns advice for a host whose ssh session asks a question, such as for a password.
-fn log_in(host: &str) -> String {
+pub(super) fn log_in(host: &str) -> String {
     format!(
         "`ssh {host} true` must work without a question, so log in once to accept the host's key, and \
          use a key without a passphrase or an agent"

@@ -26,6 +26,11 @@ pub fn launched_size() -> Option<usize> {
     std::env::var("CINCH_LAUNCH_SIZE").ok()?.parse().ok()
 }
 
+/// Returns a number of the job whose ranks join by `id`.
+pub fn job_number(id: &UniqueId) -> u64 {
+    u64::from(u32::from_be_bytes(id.fingerprint()))
+}
+
 /// Joins the ranks that a launcher has started together with this one. If no launcher's variable is
 /// set, the communicator has one rank. If only some of a launcher's variables are set, this is an
 /// error.

@@ -89,7 +89,8 @@ impl LocalLaunch {
         Ok(LocalLaunch::new(command.collect(), ranks))
     }
 
-    /// Creates a unique id, serves its rendezvous in this process, and runs the ranks with it.
+    /// Creates a unique id, serves its rendezvous in this process, and runs the ranks with it. Ranks also get an
+    /// address for torch's store.
     /// Returns the exit code.
     ///
     /// # Errors
@@ -101,6 +102,10 @@ impl LocalLaunch {
         let id = super::join::create_id(config).map_err(|error| error.to_string())?;
         self.variables
             .push(("CINCH_LAUNCH_ID".to_string(), id.to_hex().into()));
+        let given = |name: &str| std::env::var(name).ok();
+        let master = super::master::variables(given, None, super::join::job_number(&id));
+        let master = master.into_iter().map(|(name, value)| (name, value.into()));
+        self.variables.extend(master);
         self.run(&signals)
     }
 

@@ -4,9 +4,12 @@
 //! Exit codes: 0 for success; 1 for a wrong value, or ranks whose outputs differ; 2 for invalid
 //! options; 3 for a failure while running. `cinch run` returns the first failing rank's code.
 
+mod advise;
 #[allow(unsafe_code)]
 mod arrays;
 mod bench;
+mod doctor;
+mod first_steps;
 mod forward;
 mod gpus;
 mod host_file;
@@ -15,6 +18,7 @@ mod info;
 mod join;
 mod launch;
 mod machine;
+mod master;
 mod npy;
 mod pages;
 mod papers;
@@ -48,25 +52,25 @@ type ExitResult<T = i32> = Result<T, (i32, String)>;
 
 /// Collective communication with compression inside every pipeline chunk
 #[derive(Parser)]
-#[command(
-    name = "cinch",
-    version,
-    max_term_width = 100,
-    arg_required_else_help = true
-)]
+#[command(name = "cinch", version, max_term_width = 100)]
 struct Cli {
+    /// Without a command, the tool shows first steps.
     #[command(subcommand)]
-    command: ToolCommand,
+    command: Option<ToolCommand>,
 }
 
 #[derive(Subcommand)]
 enum ToolCommand {
     /// Start a program as ranks, on this host or over ssh on the hosts in a file
+    ///
+    /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and MASTER_ADDR and MASTER_PORT unless they
+    /// are set, so torch's init_method "env://" works without torchrun.
     Run(run::RunOptions),
     /// Measure a collective and check its results
     ///
     /// Option letters, sizes and columns are those of nccl-tests. Exit code 0: all results are
     /// right; 1: a wrong value, or ranks whose outputs differ; 2: invalid options; 3: a failure.
+    #[command(after_help = bench::options::EXAMPLES)]
     Bench(Box<bench::options::BenchOptions>),
     /// Measure kernel variants on GPUs and write a tuning table
     ///
@@ -75,6 +79,11 @@ enum ToolCommand {
     Tune(Box<bench::gpu::tune::TuneOptions>),
     /// Show versions, machine, GPUs, transports and settings; as a rank, also the communicator
     Info(InfoOptions),
+    /// Check this machine, hosts or a job's environment, and advise on each problem
+    ///
+    /// Checks NVIDIA's driver and GPUs, limits, interfaces, RDMA ports, clocks, the libnccl that programs find, and
+    /// environment variables. Exit code 1: a result is an error.
+    Doctor(doctor::DoctorOptions),
     /// Show what running ranks do, and which of them others wait for
     ///
     /// Shows the processes of this user on this host that run with CINCH_PS=1.
@@ -83,6 +92,11 @@ enum ToolCommand {
     ///
     /// Shows the processes of this user on this host that run with CINCH_PS=1.
     Top(top::TopOptions),
+    /// Read a run's counters, and predict which codec rules would save how much time
+    ///
+    /// Rank processes write counters with CINCH_METRICS_FILE. Savings are predicted by the cost model that `cinch
+    /// bench --explain` shows.
+    Advise(advise::AdviseOptions),
     /// Show a machine's topology and what schedules cost on it: paths, groups, rings, predictions
     Topo(topo::TopoOptions),
     /// List codecs, or with --table show their errors beside the published ones
@@ -162,7 +176,10 @@ struct CodecsOptions {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     cinch::sys::process::restore_child_signal();
-    let code = match cli.command {
+    let Some(command) = cli.command else {
+        return exit_code(finish(first_steps::write(&mut io::stdout().lock())));
+    };
+    let code = match command {
         ToolCommand::Run(options) => config().and_then(|config| run::run(&options, config)),
         ToolCommand::Bench(options) => config().and_then(|config| bench::main(&options, config)),
         ToolCommand::Tune(options) => {
@@ -170,6 +187,8 @@ fn main() -> ExitCode {
         }
         ToolCommand::Info(options) if options.preload.is_some() => show_preload(&options),
         ToolCommand::Info(options) => config().and_then(|config| info(&options, config)),
+        ToolCommand::Doctor(options) => doctor::run(&options),
+        ToolCommand::Advise(options) => advise::run(&options),
         ToolCommand::Topo(options) => config().and_then(|config| topo::main(&options, &config)),
         ToolCommand::Top(options) => top::run(&options, &mut io::stdout().lock()),
         ToolCommand::Ps(options) => ps::run(&options, &mut io::stdout().lock()),
@@ -183,6 +202,11 @@ fn main() -> ExitCode {
         }
         ToolCommand::ManPages { folder } => pages::write_man_pages(&folder),
     };
+    exit_code(code)
+}
+
+/// Prints the error message of a failure, and returns the exit code.
+fn exit_code(code: ExitResult) -> ExitCode {
     match code {
         Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),
         Err((code, sentence)) => {

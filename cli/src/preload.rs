@@ -28,7 +28,7 @@ const MARK: &[u8] = b"CINCH_CODEC_RULES";
 const EXPORT: &str = "ncclGetUniqueId";
 
 /// Variables in which some programs expect the path of the libnccl to open.
-const PATHS: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
+pub const PATHS: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
 
 /// Interval between two scans of /proc for processes.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(10);
@@ -284,7 +284,10 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 /// Returns whether a file is cinch's drop-in libnccl.
-fn is_ours(path: &Path) -> io::Result<bool> {
+///
+/// # Errors
+/// Returns the error of reading the file.
+pub fn is_ours(path: &Path) -> io::Result<bool> {
     let bytes = fs::read(path)?;
     Ok(exports(&bytes, EXPORT) && bytes.windows(MARK.len()).any(|window| window == MARK))
 }

@@ -1,5 +1,8 @@
 //! `cinch run`: starts ranks on this host (see `launch`), or through a `cinch run --agent` on each
 //! of several hosts (see `hosts`).
+//!
+//! Each rank gets `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE`, as torchrun sets them, and the
+//! variables of `master`.
 
 use super::launch::{LocalLaunch, PEER_EXIT_TIMEOUT, one_core_each};
 use super::preload;

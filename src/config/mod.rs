@@ -176,16 +176,21 @@ impl Config {
 
     /// Returns the `CINCH_` names in the environment that are no setting, sorted.
     pub fn unknown_names() -> Vec<String> {
-        let mut names: Vec<String> = std::env::vars_os()
-            .filter_map(|(name, _)| name.into_string().ok())
-            .filter(|name| name.starts_with("CINCH_"))
-            .filter(|name| KNOBS.iter().all(|knob| knob.name != name))
-            .filter(|name| !knobs::RESERVED.contains(&name.as_str()))
-            .filter(|name| !name.starts_with(knobs::OF_TESTS))
-            .collect();
-        names.sort();
-        names
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        unknown_among(names)
     }
+}
+
+/// Returns the names that begin with `CINCH_` and are no settings, sorted.
+pub fn unknown_among(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut names: Vec<String> = names
+        .filter(|name| name.starts_with("CINCH_"))
+        .filter(|name| KNOBS.iter().all(|knob| knob.name != name))
+        .filter(|name| !knobs::RESERVED.contains(&name.as_str()))
+        .filter(|name| !name.starts_with(knobs::OF_TESTS))
+        .collect();
+    names.sort();
+    names
 }
 
 #[cfg(test)]

@@ -253,7 +253,13 @@ impl Config {
         Ok(config)
     }
 
-    fn for_nccl_of(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Config> {
+    /// Reads the settings of a program that was built for NCCL from the given variables; see [`Config::for_nccl`].
+    /// Unknown names are not checked.
+    ///
+    /// # Errors
+    /// As for [`Config::for_nccl`].
+    #[cfg(feature = "internal")]
+    pub fn for_nccl_of(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Config> {
         let mut config = Config {
             as_nccl: true,
             device: DeviceChoice::Current,

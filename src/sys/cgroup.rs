@@ -20,8 +20,13 @@ pub struct GroupMemory {
 
 /// Returns the control group that leaves the least memory; `None` without a limit.
 pub fn group_memory() -> Option<GroupMemory> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    least(&groups, Path::new("/sys/fs/cgroup"))
+    group_memory_below(Path::new("/"), "self")
+}
+
+/// Returns what [`group_memory`] returns, for a process below /proc of the machine whose file systems are at `root`.
+pub fn group_memory_below(root: &Path, process: &str) -> Option<GroupMemory> {
+    let groups = fs::read_to_string(root.join("proc").join(process).join("cgroup")).ok()?;
+    least(&groups, &root.join("sys/fs/cgroup"))
 }
 
 /// Returns the group that leaves the least memory, of the lines of /proc/self/cgroup and the file system of control

@@ -70,6 +70,11 @@ pub fn caps(kind: TransportKind) -> Option<&'static Caps> {
     find(kind).map(Transport::caps)
 }
 
+/// Returns the number of descriptors that a connection to one peer takes.
+pub fn descriptors_per_peer(kind: TransportKind, config: &Config) -> usize {
+    find(kind).map_or(0, |transport| transport.descriptors(config))
+}
+
 /// Tries out a transport on this host. Returns a phrase about the resource in use, which may be empty;
 /// `None` if the transport carries GPU memory.
 ///

@@ -3,6 +3,7 @@
 mod adding;
 #[path = "../support/c_library.rs"]
 mod c_library;
+mod deployment;
 mod header;
 mod kernel_includes;
 mod layers;

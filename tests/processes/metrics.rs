@@ -1,7 +1,7 @@
 //! Counters of running ranks: the file of Prometheus, `cinch top`, and the rank for which others wait.
 
 use super::rank_group::{self, RankGroup, say};
-use crate::support::config;
+use crate::support::{config, launcher};
 use cinch::types::TransportKind;
 use cinch::{Communicator, ReduceOp};
 use std::collections::BTreeMap;
@@ -119,6 +119,30 @@ fn files_have_all_calls_and_name_the_rank_that_comes_late() {
     assert!(timed >= waited, "{timed} {waited}");
     let other = sum(&files[1], "cinch_peer_wait_seconds_total", &["peer=\"0\""]);
     assert!(other < 0.5 * waited, "{other} beside {waited}");
+    let advised = launcher::output(
+        launcher::cinch().args(["advise", "--json"]).args(
+            pids.iter()
+                .map(|pid| written(&pattern, pid.parse().unwrap())),
+        ),
+    );
+    assert!(advised.status.success(), "{advised:?}");
+    let advice: serde_json::Value = serde_json::from_slice(&advised.stdout).unwrap();
+    let communicator = &advice["communicators"][0];
+    assert_eq!(communicator["communicator"], "dp");
+    assert_eq!(
+        (&communicator["ranks"], &communicator["hosts"]),
+        (&2.into(), &1.into())
+    );
+    // A rank's seconds are the mean of both.
+    let both: f64 = files
+        .iter()
+        .map(|found| sum(found, "cinch_timed_call_seconds_total", &[]))
+        .sum();
+    let seconds = communicator["seconds"].as_f64().unwrap();
+    assert!(
+        (seconds - both / 2.0).abs() < 0.01 * both,
+        "{seconds} {both}"
+    );
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -78,7 +78,7 @@ fn sleepers(place: &Place) -> (Child, Vec<i32>) {
 fn ranks_on_hosts_learn_who_they_are() {
     let place = Place::new("who", "one slots=2 # first\ntwo slots=3\n");
     let script = "echo $FAKE_HOST $CINCH_LAUNCH_RANK $RANK $WORLD_SIZE $LOCAL_RANK \
-                  $LOCAL_WORLD_SIZE $CINCH_TIMEOUT $GIVEN $CINCH_TRANSPORT $(pwd)";
+                  $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $CINCH_TIMEOUT $GIVEN $CINCH_TRANSPORT $(pwd)";
     let mut run = place.run(
         &["-n", "4", "--env", "GIVEN", "--transport", "tcp"],
         &["sh", "-c", script],
@@ -86,13 +86,15 @@ fn ranks_on_hosts_learn_who_they_are() {
     run.env("GIVEN", "it's given")
         // The `--transport` option overrides this variable.
         .env("CINCH_TRANSPORT", "shm")
+        .env_remove("MASTER_ADDR")
+        .env("MASTER_PORT", "29501")
         .current_dir(&place.0);
     let out = output(&mut run);
     assert!(out.status.success(), "{out:?}");
     let text = String::from_utf8(out.stdout).unwrap();
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();
-    let tail = format!("20 it's given tcp {}", place.0.display());
+    let tail = format!("one 29501 20 it's given tcp {}", place.0.display());
     let expected = [
         format!("one 0 0 4 0 2 {tail}"),
         format!("one 1 1 4 1 2 {tail}"),
@@ -108,6 +110,47 @@ fn ranks_on_hosts_learn_who_they_are() {
         // ssh must not ask questions, because nobody could answer them.
         assert!(line.starts_with("-o BatchMode=yes "), "{line}");
     }
+}
+
+/// The doctor receives a report from each host, compares them, and names the host that does not answer.
+#[test]
+fn doctor_checks_hosts_and_compares_them() {
+    let place = Place::new("doctor", "one\ntwo\n");
+    let doctor = |hosts: &str| {
+        std::fs::write(place.0.join("hosts"), hosts).unwrap();
+        let mut command = launcher::cinch();
+        command.args(["doctor", "--json", "--hosts"]);
+        command.arg(place.0.join("hosts"));
+        command.arg("--ssh").arg(place.0.join("ssh"));
+        command.env("CINCH_SOCKET_IFNAME", "lo");
+        command.env("CINCH_CHANELS", "3");
+        let out = output(&mut command);
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        (out.status.code(), report)
+    };
+    let level = |report: &serde_json::Value, check: &str| {
+        let all = report["results"].as_array().unwrap();
+        let found = all.iter().find(|it| it["check"] == check);
+        found.unwrap_or_else(|| panic!("{check}: {report}"))["level"].clone()
+    };
+    let (code, report) = doctor("one\ntwo\n");
+    // Both names are this host, so both take one address.
+    assert_eq!(level(&report, "addresses"), "error");
+    assert_eq!(code, Some(1));
+    assert_eq!(level(&report, "cinch"), "ok");
+    assert_eq!(level(&report, "one"), "ok", "its clock is this host's");
+    for host in ["one", "two"] {
+        let results = report["hosts"][host]["results"].as_array().unwrap();
+        let passed_on = results.iter().find(|it| it["check"] == "CINCH_CHANELS");
+        let advice = passed_on.expect("the variable is passed on")["advice"].clone();
+        assert_eq!(advice, "did you mean CINCH_CHANNELS?");
+    }
+    let (code, report) = doctor("one\nunreachable\n");
+    assert_eq!(
+        (code, level(&report, "unreachable")),
+        (Some(1), "error".into())
+    );
+    assert_eq!(level(&report, "addresses"), "ok");
 }
 
 /// Each host must preload its own copy of the drop-in, instead of a library that a variable names

@@ -269,6 +269,29 @@ fn launcher_exits_with_the_first_failing_code() {
     assert!(err.contains("/no/such/program"), "{err}");
 }
 
+/// The variables of torch's `env://`: the ranks agree on an address, which nothing else listens on.
+#[test]
+fn ranks_get_an_address_for_the_store_of_torch() {
+    let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT";
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = cinch(&["run", "-n", "2", "--", "sh", "-c", script]);
+        command.env_remove("MASTER_ADDR").env_remove("MASTER_PORT");
+        command.envs(variables.iter().copied());
+        let out = String::from_utf8(launcher::output(&mut command).stdout).unwrap();
+        let mut lines: Vec<String> = out.lines().map(str::to_string).collect();
+        lines.sort();
+        lines
+    };
+    let lines = run(&[]);
+    let port = lines[0].rsplit(' ').next().unwrap();
+    let expected = [0, 1].map(|rank| format!("{rank} 2 {rank} 2 127.0.0.1 {port}"));
+    assert_eq!(lines, expected);
+    assert!(std::net::TcpListener::bind(("127.0.0.1", port.parse().unwrap())).is_ok());
+    let given = run(&[("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")]);
+    let expected = [0, 1].map(|rank| format!("{rank} 2 {rank} 2 node7 29500"));
+    assert_eq!(given, expected);
+}
+
 #[test]
 fn signals_go_to_the_ranks() {
     for (name, code) in [("TERM", 143), ("INT", 130)] {

@@ -1,4 +1,4 @@
-//! `--compare`: prints ratios of this run's times to those of an earlier run.
+//! `--compare OLD`: prints ratios of this run's times to those of an earlier run. `compare_saved` compares two files.
 
 use super::record::{self, Record, RunInfo};
 use cinch::{Collective, Error, Result};
@@ -72,7 +72,7 @@ pub fn write(old: &[Record], new: &[Record], out: &mut dyn Write) -> io::Result<
 }
 
 /// Lists the options, settings and machine properties that differ between the runs.
-fn differences(old: &Record, new: &Record) -> Vec<String> {
+pub fn differences(old: &Record, new: &Record) -> Vec<String> {
     let mut lines = Vec::new();
     let mut note = |what: &str, before: &str, now: &str| {
         if before != now {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 /// Options of `cinch bench` that emulate links.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Emulated links")]
 pub struct EmulateOptions {
     /// Topology file in NCCL's XML format, with a GPU for each rank of one host. On host memory, messages take as
     /// long as the links of their path would take. On GPUs, ranks without peer access in the file exchange data

@@ -54,7 +54,10 @@ pub fn main(
 
 /// Returns the limits by which every rank of a communicator of `nranks` ranks on `hosts` selects
 /// algorithms.
-fn limits(config: &Config, nranks: usize, hosts: &Groups) -> cinch::Result<Limits> {
+///
+/// # Errors
+/// Returns an invalid-argument error if the slots of that many ranks exceed `CINCH_BUFFER_BYTES`.
+pub fn limits(config: &Config, nranks: usize, hosts: &Groups) -> cinch::Result<Limits> {
     let between = match hosts.count() {
         1 => TransportKind::Shm,
         _ => TransportKind::Tcp,

@@ -3,11 +3,12 @@
 mod columns;
 mod combine;
 mod compare;
+mod compare_saved;
 mod contributions;
 mod data;
 mod emulate;
 pub mod gpu;
-mod hosts;
+pub mod hosts;
 mod limit;
 mod measure;
 pub mod metrics;
@@ -15,6 +16,7 @@ mod nccl_tests;
 pub mod options;
 pub mod output;
 mod page;
+mod page_summary;
 mod pipeline;
 pub mod record;
 mod row;
@@ -61,6 +63,9 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
         let (rows, from, to) = (records.len(), from.display(), to.display());
         println!("{rows} rows of {from} drawn in {to}");
         return Ok(0);
+    }
+    if let [old, new] = &options.compare[..] {
+        return compare_saved::main(old, new, options.json.as_deref());
     }
     if options.gpu.on_gpus(options.ranks).map_err(usage)? {
         return gpu::main(options, config);

@@ -16,33 +16,53 @@ use clap::{ArgAction, Args, ValueEnum};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+// Groups of options in the help text.
+const SIZES: &str = "Sizes and types";
+const CHECKS: &str = "Iterations and checks";
+const RANKS: &str = "Ranks and links";
+const CODEC: &str = "Codec and algorithm";
+const INPUT: &str = "Input";
+const RESULTS: &str = "Results";
+
+/// Examples below the help text of `cinch bench`.
+pub const EXAMPLES: &str = "\
+Examples:
+  cinch bench all_reduce --ranks 4 -b 1K -e 64M -f 4 --codec raw,linear8
+      4 ranks on this host; each size raw and in 8 bits, with errors beside times
+  mpirun -n 8 cinch bench all_reduce -b 8 -e 1G -f 2 -g 1 --json rows.jsonl
+      a rank on each GPU, with nccl-tests' letters; srun and torchrun work too
+  cinch bench --compare before.jsonl after.jsonl
+      two saved runs, with ratios, and which rows changed beyond noise";
+
 /// Options of `cinch bench`. Sizes take binary K, M and G.
 #[derive(Args, Clone, Debug)]
 pub struct BenchOptions {
     /// Collective: all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter,
     /// all_to_all or send_recv
     #[arg(value_parser = parse_collective, required = false,
-          required_unless_present_any = ["suite", "report"],
+          required_unless_present_any = ["suite", "report", "compare"],
           default_value_ifs = [("suite", "true", "all_reduce")],
-          default_value_if("report", ArgPredicate::IsPresent, "all_reduce"))]
+          default_value_if("report", ArgPredicate::IsPresent, "all_reduce"),
+          default_value_if("compare", ArgPredicate::IsPresent, "all_reduce"))]
     pub collective: Collective,
     /// Smallest size in bytes [default: 32M, or the size of --data]
-    #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_size)]
+    #[arg(help_heading = SIZES, short = 'b', long, value_name = "BYTES", value_parser = parse_size)]
     pub minbytes: Option<usize>,
     /// Largest size in bytes [default: 32M or -b, or the size of --data]
-    #[arg(short = 'e', long, value_name = "BYTES", value_parser = parse_size)]
+    #[arg(help_heading = SIZES, short = 'e', long, value_name = "BYTES", value_parser = parse_size)]
     pub maxbytes: Option<usize>,
     /// Factor from one size to the next
-    #[arg(short = 'f', long, value_name = "FACTOR")]
+    #[arg(help_heading = SIZES, short = 'f', long, value_name = "FACTOR")]
     pub stepfactor: Option<usize>,
     /// Bytes from one size to the next, without -f
-    #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, default_value = "1M")]
+    #[arg(help_heading = SIZES, short = 'i', long, value_name = "BYTES", value_parser = parse_size, default_value = "1M")]
     pub stepbytes: usize,
     /// Timed iterations for each size and placement
-    #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(help_heading = CHECKS, short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iters: u32,
     /// Warm-up iterations before the timed ones
     #[arg(
+        help_heading = CHECKS,
         short = 'w',
         long = "warmup-iters",
         alias = "warmup_iters",
@@ -52,71 +72,72 @@ pub struct BenchOptions {
     pub warmup: u32,
     /// Number of calls whose results are compared with fp64 (0: none). Host memory: the first calls, and the
     /// last iteration. GPUs: the last calls of extra repetitions, in 16 pieces of 1 MiB for outputs above 64 MiB
-    #[arg(short = 'c', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    #[arg(help_heading = CHECKS, short = 'c', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub check: u32,
-    #[arg(short = 'd', long, value_parser = parse_datatypes, help = datatype_help())]
+    #[arg(help_heading = SIZES, short = 'd', long, value_parser = parse_datatypes, help = datatype_help())]
     pub datatype: Option<Types>,
     /// Reduction: sum prod min max avg mulsum, or all
-    #[arg(short = 'o', long, default_value = "sum", value_parser = parse_ops)]
+    #[arg(help_heading = SIZES, short = 'o', long, default_value = "sum", value_parser = parse_ops)]
     pub op: Ops,
     /// Root rank, or all (or -1) [default: 0]
-    #[arg(short = 'r', long, allow_negative_numbers = true, value_parser = parse_root)]
+    #[arg(help_heading = SIZES, short = 'r', long, allow_negative_numbers = true, value_parser = parse_root)]
     pub root: Option<Root>,
     /// Number of ranks to start on this host [default: join the ranks that a launcher has started]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(help_heading = RANKS, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub ranks: Option<u32>,
-    #[arg(long, default_value = "auto", value_parser = parse_transport, help = transport_help())]
+    #[arg(help_heading = RANKS, long, default_value = "auto", value_parser = parse_transport, help = transport_help())]
     pub transport: Named<TransportKind>,
-    #[arg(long, default_value = "auto", value_parser = parse_algorithm, help = algorithm_help())]
+    #[arg(help_heading = CODEC, long, default_value = "auto", value_parser = parse_algorithm, help = algorithm_help())]
     pub algo: Named<Algorithm>,
     /// Codecs, as [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch
     /// codecs`. With auto, costs are measured and a row uses the codec only where it is faster
-    #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
+    #[arg(help_heading = CODEC, long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
     pub codec: Vec<CodecSetting>,
     /// Write the results as JSON, one line for each row
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = RESULTS, long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write the results as CSV, one line for each size and placement
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = RESULTS, long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
     /// Draw a chart of bandwidth over size, and of error or time over size
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(help_heading = RESULTS, long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-    /// Compare with an earlier --json file: print new time over old time for each row
-    #[arg(long, value_name = "OLD.json")]
-    pub compare: Option<PathBuf>,
+    /// Compare with an earlier --json file: print new time over old time for each row. With two files, compare them
+    /// and measure nothing; --json then takes the comparison. Without a collective, that is all_reduce
+    #[arg(help_heading = RESULTS, long, value_names = ["OLD.json", "NEW.json"], num_args = 1..=2)]
+    pub compare: Vec<PathBuf>,
     /// Print candidates, predicted costs and the winner for each size
-    #[arg(long)]
+    #[arg(help_heading = CODEC, long)]
     pub explain: bool,
     /// Print candidates and predicted costs for this many hosts with this many ranks each, such as
     /// 4096x8; verify their schedules and run nothing
-    #[arg(long, value_name = "HOSTSxRANKS", value_parser = parse_hosts,
+    #[arg(help_heading = CODEC, long, value_name = "HOSTSxRANKS", value_parser = parse_hosts,
           conflicts_with_all = ["ranks", "iters", "warmup", "check", "seed", "distribution", "time_limit",
                                 "json", "csv", "plot", "compare", "explain", "report", "device"])]
     pub explain_hosts: Option<(usize, usize)>,
     /// Input from .npy files: one for all ranks, one with {rank} in its name, or a folder with one
     /// for each rank. The option may also be given once for each rank
-    #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append,
+    #[arg(help_heading = INPUT, long, value_name = "FILE|DIR", action = ArgAction::Append,
           conflicts_with_all = ["seed", "distribution"])]
     pub data: Vec<PathBuf>,
     /// Seed of the generated input
-    #[arg(long, default_value_t = 1)]
+    #[arg(help_heading = INPUT, long, default_value_t = 1)]
     pub seed: u64,
     /// Distribution of generated floating-point input
-    #[arg(long, value_enum, default_value_t = Distribution::Gaussian)]
+    #[arg(help_heading = INPUT, long, value_enum, default_value_t = Distribution::Gaussian)]
     pub distribution: Distribution,
     /// Stop after about this many seconds: fewer iterations, then fewer sizes
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(help_heading = CHECKS, long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub time_limit: Option<f64>,
     /// Run the whole comparison: collectives, types, codecs and sizes; on GPUs also with and
     /// without graphs, and beside NCCL with and without symmetric windows. Writes rows and a report
     /// to the folder --output
-    #[arg(long, conflicts_with_all = ["report", "collective", "graph", "json", "csv", "plot", "compare", "explain", "explain_hosts",
+    #[arg(help_heading = RESULTS, long, conflicts_with_all = ["report", "collective", "graph", "json", "csv", "plot", "compare", "explain", "explain_hosts",
                                            "op", "root", "stepbytes"])]
     pub suite: bool,
     /// Draw a report from the rows of --suite or of --device gpu --json, write it to the file
     /// --output, and run nothing
-    #[arg(long, value_name = "FILE.jsonl", requires = "output",
+    #[arg(help_heading = RESULTS, long, value_name = "FILE.jsonl", requires = "output",
           conflicts_with_all = ["collective", "minbytes", "maxbytes", "stepfactor", "stepbytes", "iters",
                                 "warmup", "check", "datatype", "op", "root", "ranks", "transport",
                                 "algo", "codec", "json", "csv", "plot", "compare", "explain", "data",
@@ -124,7 +145,7 @@ pub struct BenchOptions {
                                 "ranks_per_gpu", "cyclic", "hosts", "graph", "proto", "vs"])]
     pub report: Option<PathBuf>,
     /// Folder for --suite, or file for --report
-    #[arg(long, value_name = "DIR|FILE.html")]
+    #[arg(help_heading = RESULTS, long, value_name = "DIR|FILE.html")]
     pub output: Option<PathBuf>,
     /// Options that emulate links.
     #[command(flatten)]

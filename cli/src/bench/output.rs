@@ -55,7 +55,7 @@ impl Output {
         let json = folder.map(|folder| folder.join(suite::ROWS));
         let output = Output {
             table,
-            compare: options.compare.as_ref().map(read).transpose()?,
+            compare: options.compare.first().map(read).transpose()?,
             csv: options.csv.clone(),
             plot: options.plot.clone(),
             report: folder.map(|folder| folder.join(suite::REPORT)),

@@ -1,6 +1,7 @@
 //! Charts of records: a report as one HTML file with its script inside, and an SVG.
 
 use super::columns::{PlacedRecord, named};
+use super::page_summary::{self, Summary};
 use super::record::Record;
 use crate::plot::{Panel, Series, svg};
 use serde::Serialize;
@@ -50,6 +51,7 @@ struct Page {
     runs: Vec<String>,
     notes: Vec<&'static str>,
     columns: Vec<&'static str>,
+    summary: Summary,
     sections: Vec<Section>,
 }
 
@@ -57,6 +59,8 @@ struct Page {
 #[derive(Serialize)]
 struct Section {
     title: String,
+    collective: String,
+    dtype: String,
     panels: Vec<Chart>,
     rows: Vec<Cells>,
 }
@@ -73,6 +77,8 @@ struct Chart {
 #[derive(Serialize)]
 struct ChartLine {
     name: String,
+    /// Codec of the rows; `None` for lines of other libraries, which are always shown.
+    codec: Option<String>,
     dashed: bool,
     y: Vec<Option<f64>>,
 }
@@ -80,6 +86,7 @@ struct ChartLine {
 #[derive(Serialize)]
 struct Cells {
     failed: bool,
+    codec: String,
     cells: Vec<String>,
 }
 
@@ -103,14 +110,8 @@ pub fn report(records: &[Record]) -> String {
         runs,
         notes: notes(records),
         columns: TABLE.map(|key| named(key).title).into(),
-        sections: sections
-            .into_iter()
-            .map(|(title, rows)| Section {
-                title,
-                panels: panels(&rows).iter().map(chart).collect(),
-                rows: rows.iter().map(|row| cells(row)).collect(),
-            })
-            .collect(),
+        summary: page_summary::summary(&sections),
+        sections: sections.into_iter().map(section).collect(),
     };
     // Escaping `<` keeps texts from closing the script element that holds the data.
     let data = serde_json::to_string(&page).unwrap_or_default();
@@ -119,6 +120,24 @@ pub fn report(records: &[Record]) -> String {
         .replace("/*uplot.css*/", STYLE)
         .replace("/*uplot.js*/", SCRIPT)
         .replace("/*data*/", &data)
+}
+
+/// Returns a section with its charts and rows.
+fn section((title, rows): (String, Vec<&Record>)) -> Section {
+    let of_first =
+        |text: fn(&Record) -> &String| rows.first().map_or(String::new(), |row| text(row).clone());
+    Section {
+        title,
+        collective: of_first(|row| &row.collective),
+        dtype: of_first(|row| &row.dtype),
+        panels: panels(&rows).iter().map(chart).collect(),
+        rows: rows.iter().map(|row| cells(row)).collect(),
+    }
+}
+
+/// Returns a codec's name without the usual block size.
+pub fn short_codec(codec: &str) -> String {
+    codec.replace(":block=256", "")
 }
 
 /// Returns the title of a record's section, such as `reduce (max) of f32 at root 1, 2 ranks, H200`.
@@ -185,7 +204,7 @@ fn notes(records: &[Record]) -> Vec<&'static str> {
 /// Makes a section's panels and leaves out empty ones.
 fn panels(rows: &[&Record]) -> Vec<Panel> {
     let ours = |row: &Record| {
-        let codec = row.codec.replace(":block=256", "");
+        let codec = short_codec(&row.codec);
         let processes = if row.processes { ", processes" } else { "" };
         format!("{codec}, {}{processes}", row.mode)
     };
@@ -267,6 +286,15 @@ fn chart(panel: &Panel) -> Chart {
     let sizes: BTreeSet<u64> = points.map(|point| point.0 as u64).collect();
     let line = |series: &Series| ChartLine {
         name: series.name.clone(),
+        // Lines of cinch are named by codec and mode.
+        codec: (!series.name.starts_with("NCCL")).then(|| {
+            series
+                .name
+                .split(',')
+                .next()
+                .unwrap_or_default()
+                .to_string()
+        }),
         dashed: series.dashed,
         y: sizes
             .iter()
@@ -289,6 +317,7 @@ fn cells(record: &Record) -> Cells {
     let placed = PlacedRecord::out_of_place(record);
     Cells {
         failed: record.failed(),
+        codec: short_codec(&record.codec),
         cells: TABLE
             .iter()
             .map(|key| (named(key).value)(&placed).shown())
@@ -412,6 +441,11 @@ mod tests {
         ] {
             assert!(labels.iter().any(|known| known == label), "{label}");
         }
+        assert_eq!(sections[0]["collective"], "all_reduce");
+        let drawn = sections[0]["panels"][0]["lines"].as_array().unwrap();
+        let codec = |name: &str| &drawn.iter().find(|it| it["name"] == name).unwrap()["codec"];
+        assert_eq!(codec("dynamic8, graph"), "dynamic8");
+        assert!(codec("NCCL, graph").is_null());
         let lines = texts(&sections[0]["panels"][0]["lines"], "name");
         for line in ["NCCL, graph", "dynamic8, graph"] {
             assert!(lines.iter().any(|known| known == line), "{line}: {lines:?}");

@@ -390,13 +390,15 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
 
 /// Formats the driver's version as NVIDIA's tools do.
 pub fn driver_version() -> String {
-    let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    driver_version_below(Path::new("/")).unwrap_or("unknown".into())
+}
+
+/// Returns the version of NVIDIA's driver on the machine whose file systems are at `root`; `None` if it is not loaded.
+pub fn driver_version_below(root: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(root.join("proc/driver/nvidia/version")).ok()?;
     let digits = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
-    let line = text.lines().next().unwrap_or_default();
-    line.split_whitespace()
-        .find(digits)
-        .unwrap_or("unknown")
-        .into()
+    let line = text.lines().next()?;
+    line.split_whitespace().find(digits).map(str::to_string)
 }
 
 #[cfg(test)]

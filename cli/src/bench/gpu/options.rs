@@ -15,6 +15,7 @@ pub enum BufferPlace {
 
 /// The GPU part of the options of `cinch bench`.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Buffers on GPUs, with --device gpu")]
 pub struct GpuOptions {
     /// Memory that holds the buffers
     #[arg(long, value_enum, default_value_t = BufferPlace::Host)]
