@@ -5,6 +5,7 @@ use crate::boundary::CallProgress;
 use crate::coll_config::{CallOptions, ncclCollConfig_t};
 use crate::comm;
 use crate::group;
+use crate::plugins;
 use crate::types::*;
 use cinch::capi::core::collective_request::CollectiveRequest;
 use cinch::{Collective, Result};
@@ -165,5 +166,13 @@ pub(crate) unsafe fn submit(
     call.algorithm = options.algorithm;
     // NCCL divides the wrapped sum of integers, and its users compare bits.
     call.wrapping_average = true;
+    if let Some(plugins) = comm.plugins() {
+        plugins.tune(&communicator, &mut call);
+        if plugins.is_profiling() {
+            let is_captured = plugins::is_captured(&communicator, &buffers);
+            let record = || plugins::record(plugins, &communicator, request, &call, is_captured);
+            return group::submit_profiled(&communicator, &call, buffers, record);
+        }
+    }
     group::submit(&communicator, &call, buffers)
 }

@@ -4,6 +4,7 @@
 //! connected.
 
 use crate::config::CommOptions;
+use crate::plugins::CommPlugins;
 use crate::types::{ncclComm, ncclComm_t};
 use cinch::capi::core::created_ops::CreatedOps;
 use cinch::capi::core::handle_table::HandleTable;
@@ -11,7 +12,7 @@ use cinch::sync::Fault;
 use cinch::sys::fork::ProcessId;
 use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, ErrorKind, Result};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 static COMMS: HandleTable<Comm> = HandleTable::new("comm", "communicator", 0xACC1);
 
@@ -29,6 +30,8 @@ pub(crate) struct Comm {
     pub(crate) ops: CreatedOps,
     owner: ProcessId,
     state: Mutex<CommState>,
+    /// Plug-ins, once the communicator is connected. Finalized when the handle is gone and no call runs.
+    plugins: OnceLock<Arc<CommPlugins>>,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +79,7 @@ impl Comm {
             ops: CreatedOps::default(),
             owner: ProcessId::this(),
             state: Mutex::default(),
+            plugins: OnceLock::new(),
         };
         comm.begin(comm.options.blocking);
         comm
@@ -88,6 +92,18 @@ impl Comm {
     /// Returns the device on which the communicator's buffers are.
     pub(crate) fn device(&self) -> DeviceChoice {
         self.defaults.device
+    }
+
+    /// Initialises the plug-ins of the communicator, which is connected.
+    pub(crate) fn open_plugins(&self, communicator: &Communicator) {
+        if let Some(plugins) = CommPlugins::open(communicator) {
+            let _ = self.plugins.set(plugins);
+        }
+    }
+
+    /// Returns the communicator's plug-ins, if it has any.
+    pub(crate) fn plugins(&self) -> Option<&Arc<CommPlugins>> {
+        self.plugins.get()
     }
 
     /// Returns whether the communicator may make calls: it is being connected, or is connected and

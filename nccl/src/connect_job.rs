@@ -146,6 +146,9 @@ impl TaskCompletion {
         if let Some(comm) = self.comm {
             let joined = outcome.and_then(|made| made.ok_or_else(none));
             let result = joined.as_ref().map(|_| ()).map_err(Error::clone);
+            if let Ok(communicator) = &joined {
+                comm.open_plugins(communicator);
+            }
             if let Some(unused) = comm.joined(joined, self.parent.as_deref()) {
                 deferred_free::free_in_background(unused);
             }

@@ -6,6 +6,7 @@
 use crate::boundary::CallProgress;
 use crate::comm::Comm;
 use crate::connect_job::{self, ConnectJob};
+use crate::plugins::{self, GroupEvents};
 use crate::teardown_job::{self, TeardownJob};
 use crate::types::*;
 use crate::versioned;
@@ -96,6 +97,7 @@ thread_local! {
 struct RecordedGroup {
     calls: OpenGroup,
     jobs: GroupJobs,
+    events: GroupEvents,
 }
 
 impl RecordedGroup {
@@ -108,6 +110,7 @@ impl RecordedGroup {
         Ok(calls.map(|calls| RecordedGroup {
             calls,
             jobs: JOBS.try_with(RefCell::take).unwrap_or_default(),
+            events: plugins::take(),
         }))
     }
 
@@ -134,6 +137,7 @@ impl RecordedGroup {
             // Ranks of an NCCL program may order the collectives and sends of a group differently,
             // so collectives run first.
             self.calls.collectives_first();
+            let _events = self.events.start();
             self.calls.run()?;
             Ok(progress)
         });
@@ -184,6 +188,22 @@ pub(crate) fn submit(
     buffers: Buffers<'static>,
 ) -> Result<CallProgress> {
     open_group::submit(comm, call, buffers).map(|_| CallProgress::Done)
+}
+
+/// Runs a call, or records it in this thread's open group, as [`submit`] does. `record` adds the call to the events of
+/// this thread for the profiler.
+pub(crate) fn submit_profiled(
+    comm: &Arc<Communicator>,
+    call: &Call,
+    buffers: Buffers<'static>,
+    record: impl FnOnce(),
+) -> Result<CallProgress> {
+    if open_group::is_open() {
+        return submit(comm, call, buffers).inspect(|_| record());
+    }
+    record();
+    let _events = plugins::take().start();
+    submit(comm, call, buffers)
 }
 
 /// Connects a communicator, or records the job in this thread's open group.

@@ -7,7 +7,7 @@
 //!
 //! Imports go up this list only; `tests/meta/layers.rs` fails on a circle:
 //! numbers and codes (`types`, `error`, `boundary`, `versioned`, `settings`), options (`config`,
-//! `coll_config`, `extension`), communicators (`comm`, `deferred_free`), jobs (`connect_job`,
+//! `coll_config`, `extension`), `plugins`, communicators (`comm`, `deferred_free`), jobs (`connect_job`,
 //! `teardown_job`), `group`, `ras`, and the remaining files, which hold the functions.
 //!
 //! `docs/nccl.md` lists promises and missing functions.
@@ -36,6 +36,7 @@ mod init;
 mod last_error;
 mod memory;
 mod op;
+mod plugins;
 mod point_to_point;
 mod properties;
 mod ras;

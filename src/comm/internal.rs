@@ -4,9 +4,10 @@
 use super::{CommInfo, Communicator, DeviceState, check, gpu, grow, init, split, teardown};
 use crate::bootstrap::{OutOfBandRef, UniqueId};
 use crate::config::{CodecPolicy, Config};
+use crate::cpu::FloatEnvironment;
 use crate::error::{Error, Result};
 use crate::gpu::Context;
-use crate::plan::{KernelVariant, Limits, MeasuredCosts, Site};
+use crate::plan::{Candidate, KernelVariant, Limits, MeasuredCosts, Site};
 use crate::recorder::EndStep;
 use crate::sync::Fault;
 use crate::types::Call;
@@ -211,6 +212,26 @@ impl Communicator {
     pub fn force_variant(&self, variant: Option<KernelVariant>) -> Result<()> {
         self.gpu_state()?.engine()?.force_variant(variant);
         Ok(())
+    }
+
+    /// Returns the ways in which `call` may run, with their predicted times; the first of them runs. Equal on all
+    /// ranks.
+    ///
+    /// # Errors
+    /// Invalid argument if the call is impossible; unsupported if it names an algorithm that cannot run it.
+    pub fn candidates(&self, call: &Call) -> Result<Vec<Candidate>> {
+        let _environment = FloatEnvironment::standard();
+        check::shape(self, call)?;
+        let request = call.resolve(self.choose(call)?.codec);
+        match &self.state {
+            DeviceState::Host(_) => self.engine()?.candidates(&request),
+            DeviceState::Gpu(gpu) => gpu.engine()?.candidates(&request),
+        }
+    }
+
+    /// Returns a number that identifies the communicator, equal on all its ranks.
+    pub fn number(&self) -> u64 {
+        u64::from_be_bytes(self.recorder.label().id)
     }
 
     /// Shows in the flight recorder that the program has given up its handle.

@@ -258,6 +258,10 @@ knobs! {
         "the drop-in answers the text protocol of NCCL's RAS subsystem, to any process of this host; of the first communicator of a process";
     CINCH_NCCL_RAS_ADDR nccl_ras_addr: String = "localhost:28028".into(), Custom("localhost:port, or a loopback address with a port", parse_loopback), No,
         "where CINCH_NCCL_RAS listens; the processes of a job share it";
+    CINCH_NCCL_PROFILER_PLUGIN nccl_profiler_plugin: Option<String> = None, FreeText("none, a name or a path"), No,
+        "NCCL profiler plug-in that the drop-in loads; unset is libnccl-profiler.so if it is installed; of the first communicator of a process";
+    CINCH_NCCL_TUNER_PLUGIN nccl_tuner_plugin: Option<String> = None, FreeText("none, a name or a path"), No,
+        "NCCL tuner plug-in that the drop-in loads; unset is libnccl-tuner.so if it is installed; of the first communicator of a process";
 }
 
 /// Parser of `CINCH_CODEC`, which sets three fields. The value `off` means no codec, and also

@@ -98,11 +98,25 @@ pub const NCCL_NAMES: &[NcclName] = &[
         "NCCL_RAS_TIMEOUT_FACTOR",
         "a query waits 5 s, or the time of its TIMEOUT command",
     ),
+    setting(
+        "NCCL_PROFILER_PLUGIN",
+        "CINCH_NCCL_PROFILER_PLUGIN",
+        unless_empty,
+    ),
+    setting(
+        "NCCL_TUNER_PLUGIN",
+        "CINCH_NCCL_TUNER_PLUGIN",
+        unless_empty,
+    ),
     no_effect("NCCL_CONF_FILE", "settings come from the environment alone"),
 ];
 
 fn unchanged(value: &str) -> std::result::Result<Option<String>, String> {
     Ok(Some(value.to_string()))
+}
+
+fn unless_empty(value: &str) -> std::result::Result<Option<String>, String> {
+    Ok((!value.is_empty()).then(|| value.to_string()))
 }
 
 fn family(value: &str) -> std::result::Result<Option<String>, String> {

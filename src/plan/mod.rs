@@ -447,6 +447,18 @@ impl Planner {
         Ok(self.best(request)?.0.seconds)
     }
 
+    /// Returns the candidates for `request`; the first of them runs.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
+        let (best, codecs) = self.best(request)?;
+        let mut all = vec![best];
+        let others = candidates(request, &self.limits, codecs.each_ref().map(Option::as_deref))?;
+        all.extend(others.into_iter().filter(|candidate| *candidate != best));
+        Ok(all)
+    }
+
     /// Builds the codecs inside and between hosts.
     fn codecs(&self, request: &Request) -> Result<BuiltCodecs> {
         let build = |spec| codec::build_for(spec, request.dtype, self.isa);

@@ -32,6 +32,22 @@ impl Library {
         })
     }
 
+    /// Returns the program itself with the libraries that it was linked with.
+    ///
+    /// # Errors
+    /// The loader's reason.
+    pub fn program() -> Result<Library, String> {
+        // SAFETY: NULL stands for the program, which is loaded already.
+        let handle = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(last_error());
+        }
+        Ok(Library {
+            handle,
+            name: "the program".into(),
+        })
+    }
+
     /// Returns whether this process has opened `name` already.
     pub fn is_open(name: &CStr) -> bool {
         let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;

@@ -19,6 +19,7 @@ pub mod numa;
 pub mod nvml;
 pub mod nvtx;
 pub mod pci;
+pub mod plugin;
 pub mod process;
 pub mod socket;
 mod stderr;

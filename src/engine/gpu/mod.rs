@@ -45,7 +45,7 @@ use crate::gpu::{Context, DeviceMemory, Launch, Stream};
 use crate::gpu_links::{self, Network};
 use crate::mem::DeviceBuffers;
 use crate::plan::{
-    GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident, Tuning,
+    Candidate, GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident, Tuning,
 };
 use crate::recorder::{CallState, FlightRecorder};
 use crate::schedule::Groups;
@@ -301,6 +301,15 @@ impl GpuEngine {
     pub fn predict(&self, request: &Request) -> Result<f64> {
         kernels::check(request)?;
         self.planner.predict(request)
+    }
+
+    /// Returns the planner's candidates for `request`; the first of them runs.
+    ///
+    /// # Errors
+    /// See [`kernels::check`] and [`Planner::plan`].
+    pub fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
+        kernels::check(request)?;
+        self.planner.candidates(request)
     }
 
     /// Queues calls in order, and returns their reports before they have run. Calls on several streams begin

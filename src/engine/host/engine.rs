@@ -8,7 +8,7 @@ use crate::codec::feedback::Feedback;
 use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::Result;
-use crate::plan::{Limits, MachineFacts, MeasuredCosts, Plan, Planner, Request};
+use crate::plan::{Candidate, Limits, MachineFacts, MeasuredCosts, Plan, Planner, Request};
 use crate::recorder::FlightRecorder;
 use crate::schedule::Groups;
 use crate::sync::Fault;
@@ -163,6 +163,14 @@ impl HostEngine {
     /// See [`Planner::plan`].
     pub fn predict(&self, request: &Request) -> Result<f64> {
         self.planner.predict(request)
+    }
+
+    /// Returns the planner's candidates for `request`; the first of them runs.
+    ///
+    /// # Errors
+    /// See [`Planner::plan`].
+    pub fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
+        self.planner.candidates(request)
     }
 
     /// Returns the call's sequence number among the calls that its ranks must make in the same order.
