@@ -103,11 +103,7 @@ pub const NCCL_NAMES: &[NcclName] = &[
         "CINCH_NCCL_PROFILER_PLUGIN",
         unless_empty,
     ),
-    setting(
-        "NCCL_TUNER_PLUGIN",
-        "CINCH_NCCL_TUNER_PLUGIN",
-        unless_empty,
-    ),
+    setting("NCCL_TUNER_PLUGIN", "CINCH_NCCL_TUNER_PLUGIN", unless_empty),
     no_effect("NCCL_CONF_FILE", "settings come from the environment alone"),
 ];
 

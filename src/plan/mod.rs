@@ -454,7 +454,11 @@ impl Planner {
     pub fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
         let (best, codecs) = self.best(request)?;
         let mut all = vec![best];
-        let others = candidates(request, &self.limits, codecs.each_ref().map(Option::as_deref))?;
+        let others = candidates(
+            request,
+            &self.limits,
+            codecs.each_ref().map(Option::as_deref),
+        )?;
         all.extend(others.into_iter().filter(|candidate| *candidate != best));
         Ok(all)
     }

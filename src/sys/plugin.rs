@@ -65,8 +65,7 @@ impl PluginLibrary {
 
 /// Returns the files that `setting` may name, in the order in which they are tried.
 fn names(prefix: &str, setting: &str) -> Vec<String> {
-    let is_file =
-        setting.contains('/') || (setting.starts_with("lib") && setting.ends_with(".so"));
+    let is_file = setting.contains('/') || (setting.starts_with("lib") && setting.ends_with(".so"));
     let mut names = vec![setting.to_string()];
     if !is_file {
         names.push(format!("{prefix}-{setting}.so"));

@@ -58,9 +58,10 @@ struct EventArguments {
 /// Events of running calls, which stop when it is dropped, inner events first.
 #[derive(Default)]
 pub(crate) struct RunningEvents {
-    _launches: Vec<ProfilerEvent>,
-    _calls: Vec<ProfilerEvent>,
-    _groups: Vec<(*const Communicator, ProfilerEvent)>,
+    launches: Vec<ProfilerEvent>,
+    calls: Vec<ProfilerEvent>,
+    /// Communicators with their group events, if the profiler wants these.
+    groups: Vec<(*const Communicator, Option<ProfilerEvent>)>,
     _api: Option<ProfilerEvent>,
 }
 
@@ -162,31 +163,43 @@ impl RunningEvents {
             communicator,
             ..
         } = recorded;
+        let start = |descriptor| ProfilerEvent::start(plugins, descriptor);
         let own = Arc::as_ptr(communicator);
-        let group = self._groups.iter().find(|(comm, _)| *comm == own);
-        let mut group = group.map_or(null_mut(), |(_, event)| event.handle());
-        if group.is_null() && wanted.has(event::GROUP) {
-            let descriptor = EventDescriptor::new(event::GROUP, null_mut());
-            if let Some(started) = ProfilerEvent::start(plugins, descriptor) {
-                group = started.handle();
-                self._groups.push((own, started));
-            }
+        let known = self.groups.iter().position(|(comm, _)| *comm == own);
+        let at = known.unwrap_or_else(|| {
+            let group = wanted
+                .has(event::GROUP)
+                .then(|| start(EventDescriptor::new(event::GROUP, null_mut())));
+            self.groups.push((own, group.flatten()));
+            self.groups.len() - 1
+        });
+        let group = self.groups[at].1.as_ref();
+        let group = group.map_or(null_mut(), ProfilerEvent::handle);
+        let kind = recorded.kind();
+        if wanted.has(kind) {
+            self.calls.extend(start(recorded.run_event(kind, group)));
         }
-        let descriptor = recorded.run_event(group);
-        if wanted.has(descriptor.kind) {
-            self._calls.extend(ProfilerEvent::start(plugins, descriptor));
-        }
-        if communicator.gpu().is_some() && wanted.has(event::KERNEL_LAUNCH) {
+        // Calls of one communicator run on the stream of the first.
+        let is_launch = known.is_none() && communicator.gpu().is_some();
+        if is_launch && wanted.has(event::KERNEL_LAUNCH) {
             let mut descriptor = EventDescriptor::new(event::KERNEL_LAUNCH, parent);
             descriptor.details.kernel_launch = recorded.arguments.stream;
-            self._launches.extend(ProfilerEvent::start(plugins, descriptor));
+            self.launches.extend(start(descriptor));
         }
     }
 }
 
 impl RecordedEvent {
-    /// Returns the event of the call while it runs.
-    fn run_event(&self, group: *mut c_void) -> EventDescriptor {
+    /// Returns the kind of the call's event while it runs.
+    fn kind(&self) -> u64 {
+        match self.call.collective.is_message() {
+            true => event::P2P,
+            false => event::COLL,
+        }
+    }
+
+    /// Returns the event of the call while it runs, which is of this kind.
+    fn run_event(&self, kind: u64, group: *mut c_void) -> EventDescriptor {
         let RecordedEvent {
             call, arguments, ..
         } = self;
@@ -195,12 +208,10 @@ impl RecordedEvent {
         let expected = self.plugins.costs.find(&self.communicator, call);
         let expected = expected.ok().flatten().map(|costs| costs.expected);
         let channels = expected.map_or(0, |run| u8::try_from(run.channels).unwrap_or(u8::MAX));
-        let is_message = call.collective.is_message();
-        let kind = if is_message { event::P2P } else { event::COLL };
         let mut descriptor = EventDescriptor::new(kind, self.api);
         let profiler = self.plugins.profiler.as_ref();
         descriptor.rank = profiler.map_or(0, |profiler| profiler.rank);
-        if is_message {
+        if kind == event::P2P {
             descriptor.details.p2p = P2pDetails {
                 func,
                 buffer: match arguments.sends {

@@ -76,10 +76,14 @@ impl<Functions: PluginFunctions> Plugin<Functions> {
             .find_map(|&version| Some((version, symbol(version)?)));
         let Some((version, address)) = found else {
             let name = Functions::SYMBOL;
-            let older = (1..VERSIONS[1]).rev().find(|&version| symbol(version).is_some());
+            let older = (1..VERSIONS[1])
+                .rev()
+                .find(|&version| symbol(version).is_some());
             let has = older.map_or("neither".into(), |older| format!("only {name}{older}"));
             let library = library.name();
-            warn(&format!("cinch takes {name}5 and {name}6, and {library} has {has}"));
+            warn(&format!(
+                "cinch takes {name}5 and {name}6, and {library} has {has}"
+            ));
             return None;
         };
         // SAFETY: NCCL gives the symbol of each version a struct that begins with `Functions`.

@@ -1,8 +1,7 @@
 //! The tuner plug-in: it gets the predicted times of a call, and its cheapest entry selects the algorithm.
 
 use super::abi::{
-    ALGORITHMS, CostTable, NO_COST, NvlinkDomains, PROTOCOLS, TunerConstants, TunerFunctions,
-    unset,
+    ALGORITHMS, CostTable, NO_COST, NvlinkDomains, PROTOCOLS, TunerConstants, TunerFunctions, unset,
 };
 use super::costs::{CallCosts, CostCache};
 use super::loader::Plugin;
@@ -218,9 +217,8 @@ fn foreign(before: &CostTable, table: &CostTable) -> Option<(usize, usize)> {
 /// Returns the numbers of algorithm and protocol of all entries with a time, and the time in nanoseconds.
 fn entries(table: &CostTable) -> impl Iterator<Item = (usize, usize, u64)> + '_ {
     table.iter().enumerate().flat_map(|(algorithm, row)| {
-        let of_row = move |(protocol, &time): (usize, &f32)| {
-            Some((algorithm, protocol, nanoseconds(time)?))
-        };
+        let of_row =
+            move |(protocol, &time): (usize, &f32)| Some((algorithm, protocol, nanoseconds(time)?));
         row.iter().enumerate().filter_map(of_row)
     })
 }

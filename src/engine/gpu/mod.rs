@@ -45,7 +45,8 @@ use crate::gpu::{Context, DeviceMemory, Launch, Stream};
 use crate::gpu_links::{self, Network};
 use crate::mem::DeviceBuffers;
 use crate::plan::{
-    Candidate, GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident, Tuning,
+    Candidate, GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident,
+    Tuning,
 };
 use crate::recorder::{CallState, FlightRecorder};
 use crate::schedule::Groups;

@@ -2,6 +2,7 @@
 
 mod environment;
 mod exports;
+mod plugins;
 mod programs;
 mod ras;
 
