@@ -3,7 +3,8 @@
 import ctypes
 import dataclasses
 import math
-from typing import Any, Optional, Tuple
+import sys
+from typing import Any, Iterable, Optional, Tuple
 
 from ._abi import cinch_dtype_t
 
@@ -57,7 +58,7 @@ FORMATS = {
 
 @dataclasses.dataclass
 class Array:
-    """Memory of an array. `owner` keeps it alive."""
+    """Memory of an array. `owner` keeps it alive; `stream` is that of its `__cuda_array_interface__`, 0 for none."""
 
     owner: Any
     address: int
@@ -65,6 +66,7 @@ class Array:
     dtype: cinch_dtype_t
     writable: bool
     on_gpu: bool
+    stream: int = 0
 
     @property
     def count(self) -> int:
@@ -88,6 +90,10 @@ def describe(value: Any, what: str) -> Array:
     """Returns the memory of `value`, whose elements must lie next to each other in C order."""
     if hasattr(value, "data_ptr") and hasattr(value, "is_contiguous"):
         return _tensor(value, what)
+    numpy = sys.modules.get("numpy")
+    # The interface of a scalar has the address of a copy, which ends with the interface.
+    if numpy is not None and isinstance(value, numpy.generic):
+        return _buffer(value, what)
     gpu = getattr(value, "__cuda_array_interface__", None)
     host = getattr(value, "__array_interface__", None)
     if gpu is not None or host is not None:
@@ -105,6 +111,11 @@ def _tensor(value: Any, what: str) -> Array:
 
 
 def _interface(value: Any, facts: dict, on_gpu: bool, what: str) -> Array:
+    name = type(value).__name__
+    if facts.get("mask") is not None or (hasattr(value, "mask") and hasattr(value, "filled")):
+        raise TypeError(f"{what} is a {name} with a mask, which no rank would see; pass {what}.filled(number)")
+    if not isinstance(facts.get("data"), tuple):
+        raise TypeError(f"the array interface of {what}, a {name}, has no address; pass numpy.array({what})")
     address, read_only = facts["data"]
     shape, strides = tuple(facts["shape"]), facts.get("strides")
     kind = facts["typestr"]
@@ -116,7 +127,7 @@ def _interface(value: Any, facts: dict, on_gpu: bool, what: str) -> Array:
         expected = _c_strides(shape, int(kind[2:]))
         if any(s != e for s, e, n in zip(strides, expected, shape) if n > 1):
             raise ValueError(f"{what} is not contiguous in C order; pass a copy")
-    return Array(value, address or 0, shape, dtype, not read_only, on_gpu)
+    return Array(value, address or 0, shape, dtype, not read_only, on_gpu, facts.get("stream") or 0)
 
 
 def _c_strides(shape: Tuple[int, ...], size: int) -> Tuple[int, ...]:
@@ -207,3 +218,25 @@ def described_output(value: Any, count: int, dtype: Optional[cinch_dtype_t], wha
     if dtype is not None and array.dtype != dtype:
         raise TypeError(f"{what} has elements {array.dtype.name}, the input {dtype.name}")
     return array
+
+
+def stream_of(stream: Any, arrays: Iterable[Optional[Array]]) -> Optional[int]:
+    """Returns the address of a stream for C; NULL is CUDA's default stream.
+
+    `stream` is an address, or an object with `cuda_stream` or `ptr`. None is the stream on which the arrays' library
+    works: torch's current stream, or the one in `__cuda_array_interface__`.
+    """
+    for name in ("cuda_stream", "ptr"):
+        stream = getattr(stream, name, stream)
+    if stream is not None:
+        return int(stream) or None
+    on_gpu = [one for one in arrays if one is not None and one.on_gpu]
+    tensors = [one.owner for one in on_gpu if hasattr(one.owner, "record_stream")]
+    if tensors:
+        current = sys.modules["torch"].cuda.current_stream(tensors[0].device)
+        for one in tensors:
+            # The allocator must not give the memory away before the call has used it.
+            one.record_stream(current)
+        return current.cuda_stream or None
+    # 1 is the interface's number of the default stream.
+    return next((one.stream for one in on_gpu if one.stream not in (0, 1)), None)

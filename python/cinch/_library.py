@@ -2,9 +2,11 @@
 
 import builtins
 import ctypes
+import operator
 import pathlib
+from typing import Any
 
-from . import _abi
+from . import __version__, _abi
 
 #: Folder of the libraries and the tool inside an installed wheel.
 FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
@@ -100,6 +102,11 @@ def _load():
             ) from None
         function.restype = result
         function.argtypes = arguments
+    version = library.cinch_version_string().decode()
+    if version != __version__:
+        raise ImportError(
+            f"{library._name} is version {version}, the package cinch {__version__}: install both together"
+        )
     return library
 
 
@@ -112,3 +119,18 @@ def structure(kind, initialise):
     value = kind()
     check(initialise(ctypes.byref(value), ctypes.sizeof(value), _abi.CINCH_API_VERSION))
     return value
+
+
+def integer(value: Any, kind: Any, what: str) -> int:
+    """Returns an integer that fits ctypes' type `kind`, which would wrap others without an error."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}; it is an integer") from None
+    # An unsigned type turns -1 into its largest number.
+    most = kind(-1).value
+    least = 0 if most > 0 else -(1 << (8 * ctypes.sizeof(kind) - 1))
+    most = most if most > 0 else -1 - least
+    if not least <= number <= most:
+        raise ValueError(f"{what} is {number}; it is from {least} to {most}")
+    return number

@@ -4,8 +4,8 @@ import ctypes
 from typing import Any, Optional
 
 from . import _abi
-from ._arrays import Array, describe, described_output
-from ._library import LIBRARY, check
+from ._arrays import Array, describe, described_output, stream_of
+from ._library import LIBRARY, check, integer
 
 LAYOUTS = {
     "chunk": _abi.cinch_layout_t.CINCH_LAYOUT_CHUNK,
@@ -22,6 +22,7 @@ def _layout(name: str) -> int:
 def wire_bytes(codec: str, count: int, layout: str = "chunk") -> int:
     """Returns the bytes of `count` elements encoded with `codec`."""
     size = ctypes.c_size_t()
+    count = integer(count, ctypes.c_size_t, "count")
     check(LIBRARY.cinch_wire_bytes(codec.encode(), _layout(layout), count, ctypes.byref(size)))
     return size.value
 
@@ -29,16 +30,19 @@ def wire_bytes(codec: str, count: int, layout: str = "chunk") -> int:
 def encode(array: Any, codec: str, layout: str = "chunk", draw: int = 0, out: Any = None, stream: Any = None) -> Any:
     """Returns `array` (f32, f16 or bf16) encoded with `codec`: bytes, or `out`, an array of uint8.
 
-    Codecs with random rounding (`minmax4:seed=1`) draw the same numbers for equal seed and `draw`.
+    Codecs with random rounding (`minmax4:seed=1`) draw the same numbers for equal seed and `draw`. Arrays on a GPU
+    are encoded on `stream`, as by `Communicator`.
     """
     given = describe(array, "array")
     size = wire_bytes(codec, given.count, layout)
     room = ctypes.create_string_buffer(size) if out is None else out
     written = _bytes_of(room, "out", writable=True)
+    _check_memory("array", given, written)
+    draw = integer(draw, ctypes.c_uint64, "draw")
     check(
         LIBRARY.cinch_encode(
             codec.encode(), _layout(layout), given.pointer(), given.count, given.dtype, draw, written.pointer(),
-            written.count, _stream(stream),
+            written.count, stream_of(stream, (given, written)),
         )
     )
     return room.raw if out is None else out
@@ -61,6 +65,8 @@ def decode(
     if count is None and out is not None:
         count = describe(out, "out").count
     if count is None:
+        if given.on_gpu:
+            raise ValueError("wire is on a GPU, where its count cannot be read: pass count or out")
         found = ctypes.c_size_t()
         check(
             LIBRARY.cinch_wire_count(
@@ -68,15 +74,17 @@ def decode(
             )
         )
         count = found.value
+    count = integer(count, ctypes.c_size_t, "count")
     if out is None:
         import numpy
 
         out = numpy.empty(count, str(dtype))
     target = described_output(out, count, None, "out")
+    _check_memory("wire", given, target)
     check(
         LIBRARY.cinch_decode(
             codec.encode(), _layout(layout), given.pointer(), given.count, target.pointer(), count, target.dtype,
-            _stream(stream),
+            stream_of(stream, (given, target)),
         )
     )
     return out
@@ -106,7 +114,7 @@ def _bytes_of(value: Any, what: str, writable: bool = False) -> Array:
     return array
 
 
-def _stream(stream: Any) -> Any:
-    from .communicator import _stream as address
-
-    return address(stream)
+def _check_memory(what: str, given: Array, out: Array) -> None:
+    if given.on_gpu != out.on_gpu:
+        here, there = ("on a GPU", "in host memory") if given.on_gpu else ("in host memory", "on a GPU")
+        raise ValueError(f"{what} is {here}, out is {there}: pass an out that is {here}")

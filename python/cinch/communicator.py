@@ -4,14 +4,15 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import os
 import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from . import _abi, _arrays
 from ._abi import cinch_collective_t as Collective
-from ._arrays import DTYPES, Array, describe, described_output
-from ._library import LIBRARY, check, structure
+from ._arrays import DTYPES, Array, describe, described_output, stream_of
+from ._library import LIBRARY, check, integer, structure
 
 #: Operators by name.
 OPERATORS = {
@@ -28,6 +29,9 @@ EXACT_REASONS = {
     for name, index in vars(_abi).items()
     if name.startswith("CINCH_EXACT_") and name != "CINCH_EXACT_REASONS"
 }
+
+#: Smallest and largest timeout in seconds.
+TIMEOUTS = (0.01, 1e6)
 
 _living: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 #: Per thread: depth of open groups, and what their calls use until the outermost group ends.
@@ -98,22 +102,40 @@ def unique_id() -> bytes:
 def _config(settings: Dict[str, Any]) -> Any:
     """Returns a cinch_config_t with the fields that `settings` names."""
     config = structure(_abi.cinch_config_t, LIBRARY.cinch_config_init)
-    names = [name for name, _ in _abi.cinch_config_t._fields_[3:]]
+    kinds = dict(_abi.cinch_config_t._fields_[3:])
     for name, value in settings.items():
         if value is None:
             continue
-        if name == "timeout":
-            name, value = "timeout_ms", max(1, round(1000 * value))
-        elif name == "init_timeout":
-            name, value = "init_timeout_ms", max(1, round(1000 * value))
+        if name in ("timeout", "init_timeout"):
+            name, value = f"{name}_ms", _milliseconds(value, name)
         elif name == "algorithm":
             value = _number(ALGORITHMS, value, "algorithm")
         elif name == "transport":
             value = _number(TRANSPORTS, value, "transport")
-        if name not in names:
-            raise TypeError(f"a communicator has no setting {name!r}; there are {', '.join(names)}")
-        setattr(config, name, value.encode() if isinstance(value, str) else value)
+        if name not in kinds:
+            raise TypeError(f"a communicator has no setting {name!r}; there are {', '.join(kinds)}")
+        is_text = kinds[name] is ctypes.c_char_p
+        setattr(config, name, _encoded(value, name) if is_text else integer(value, kinds[name], name))
     return config
+
+
+def _milliseconds(timeout: float, what: str) -> int:
+    least, most = TIMEOUTS
+    if not least <= timeout <= most:
+        raise ValueError(f"{what} is {timeout} s; it is from {least:g} to {most:g} s")
+    return round(1000 * timeout)
+
+
+def _encoded(value: Any, what: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"{what} is {value!r}; it is a text")
+
+
+def _is_on_gpu(settings: Dict[str, Any]) -> bool:
+    """Returns whether a communicator with these settings works on a GPU. It has accepted them."""
+    device = settings.get("device")
+    return (os.environ.get("CINCH_DEVICE", "host") if device is None else device).strip() != "host"
 
 
 def init(**settings: Any) -> "Communicator":
@@ -124,7 +146,7 @@ def init(**settings: Any) -> "Communicator":
     """
     handle = ctypes.c_void_p()
     check(LIBRARY.cinch_comm_init_from_env(ctypes.byref(_config(settings)), ctypes.byref(handle)))
-    return Communicator._of(handle)
+    return Communicator._of(handle, _is_on_gpu(settings))
 
 
 class Communicator:
@@ -132,7 +154,8 @@ class Communicator:
 
     Arrays are numpy arrays, torch tensors, objects with `__cuda_array_interface__`, or buffers; their elements lie
     next to each other. On a communicator with `device="cuda"` they are arrays on that GPU, and calls are queued on
-    `stream` (an integer, or an object with `cuda_stream` or `ptr`; None is the default stream).
+    `stream`: an integer, where 0 is the default stream, or an object with `cuda_stream` or `ptr`. None is torch's
+    current stream for torch tensors, and the stream in `__cuda_array_interface__` for other arrays.
 
     Without `out` a call returns a new array; with `out` it writes there and returns it. `out` may be the input.
     """
@@ -141,17 +164,19 @@ class Communicator:
         raw = _abi.cinch_unique_id_t.from_buffer_copy(unique_id)
         handle = ctypes.c_void_p()
         config = _config(settings)
+        rank, size = integer(rank, ctypes.c_int, "rank"), integer(size, ctypes.c_int, "size")
         check(LIBRARY.cinch_comm_init(ctypes.byref(raw), rank, size, ctypes.byref(config), ctypes.byref(handle)))
-        self._adopt(handle)
+        self._adopt(handle, _is_on_gpu(settings))
 
     @classmethod
-    def _of(cls, handle: ctypes.c_void_p) -> "Communicator":
+    def _of(cls, handle: ctypes.c_void_p, on_gpu: bool) -> "Communicator":
         comm = cls.__new__(cls)
-        comm._adopt(handle)
+        comm._adopt(handle, on_gpu)
         return comm
 
-    def _adopt(self, handle: ctypes.c_void_p) -> None:
+    def _adopt(self, handle: ctypes.c_void_p, on_gpu: bool) -> None:
         self._handle: Optional[ctypes.c_void_p] = handle
+        self._on_gpu = on_gpu
         number = ctypes.c_int()
         check(LIBRARY.cinch_comm_rank(handle, ctypes.byref(number)))
         #: This process's rank.
@@ -188,7 +213,10 @@ class Communicator:
     def broadcast(self, array: Any, root: int = 0, **options: Any) -> Any:
         """Copies the root's array into `array` on all other ranks, and returns it."""
         given = describe(array, "array")
-        return self._run(Collective.CINCH_BROADCAST, given, array, given.count, given.count, root=root, **options)
+        # The root's array is only read, so it may be read-only.
+        target = given if self.rank == root else described_output(array, given.count, given.dtype, "array")
+        self._start(Collective.CINCH_BROADCAST, given, target, given.count, root=root, **options)
+        return array
 
     def reduce(self, array: Any, out: Any = None, op: Any = "sum", root: int = 0, **options: Any) -> Any:
         """Reduces all ranks' arrays and returns the result on the root, None on the other ranks."""
@@ -238,9 +266,10 @@ class Communicator:
     def split(self, color: Optional[int], key: int = 0) -> Optional["Communicator"]:
         """Splits into communicators of ranks with equal `color`, ordered by `key`, then rank; None joins none."""
         handle = ctypes.c_void_p()
-        number = _abi.CINCH_SPLIT_NO_COLOR if color is None else color
+        number = _abi.CINCH_SPLIT_NO_COLOR if color is None else integer(color, ctypes.c_int, "color")
+        key = integer(key, ctypes.c_int64, "key")
         check(LIBRARY.cinch_comm_split(self._alive(), number, key, ctypes.byref(handle)))
-        return Communicator._of(handle) if handle.value else None
+        return Communicator._of(handle, self._on_gpu) if handle.value else None
 
     def prepare_to_shrink(self) -> None:
         """Prepares for `shrink`. All ranks must call it, while all of them exist."""
@@ -248,11 +277,11 @@ class Communicator:
 
     def shrink(self, exclude: Sequence[int] = (), **settings: Any) -> "Communicator":
         """Returns a communicator of the ranks that are not in `exclude`; without any, of those that live."""
-        ranks = (ctypes.c_int * len(exclude))(*exclude)
+        ranks = (ctypes.c_int * len(exclude))(*(integer(rank, ctypes.c_int, "exclude") for rank in exclude))
         handle = ctypes.c_void_p()
         config = ctypes.byref(_config(settings)) if settings else None
         check(LIBRARY.cinch_comm_shrink(self._alive(), ranks, len(exclude), config, ctypes.byref(handle)))
-        return Communicator._of(handle)
+        return Communicator._of(handle, _is_on_gpu(settings) if settings else self._on_gpu)
 
     def grow_id(self) -> bytes:
         """Creates the id with which new ranks join in the next `grow`. One rank calls it and sends it to them."""
@@ -264,8 +293,9 @@ class Communicator:
         """Returns a communicator of `size` ranks: these ranks, and new ones that pass the id to `Communicator`."""
         handle = ctypes.c_void_p()
         config = ctypes.byref(_config(settings)) if settings else None
+        size = integer(size, ctypes.c_int, "size")
         check(LIBRARY.cinch_comm_grow(self._alive(), size, config, ctypes.byref(handle)))
-        return Communicator._of(handle)
+        return Communicator._of(handle, _is_on_gpu(settings) if settings else self._on_gpu)
 
     # ---- error feedback ----
 
@@ -287,7 +317,7 @@ class Communicator:
 
     def feedback_forget(self, feedback: int = 0) -> None:
         """Forgets this rank's residuals of the tensor `feedback`, or of all tensors if it is 0."""
-        check(LIBRARY.cinch_feedback_forget(self._alive(), feedback))
+        check(LIBRARY.cinch_feedback_forget(self._alive(), integer(feedback, ctypes.c_uint64, "feedback")))
 
     # ---- state ----
 
@@ -393,28 +423,42 @@ class Communicator:
         tensor: int = 0,
         feedback: int = 0,
         stream: Any = None,
+        arrays: Sequence[Array] = (),
     ) -> Any:
         """Returns a cinch_call_t without buffers."""
         call = structure(_abi.cinch_call_t, LIBRARY.cinch_call_init)
         call.comm = self._alive()
-        call.count = count
+        call.count = integer(count, ctypes.c_size_t, "count")
         call.collective = collective
         call.dtype = dtype
-        call.op = op if isinstance(op, int) else _number(OPERATORS, op, "operator")
-        call.root, call.peer = root, peer
+        call.op = integer(op, ctypes.c_uint32, "op") if isinstance(op, int) else _number(OPERATORS, op, "operator")
+        call.root, call.peer = integer(root, ctypes.c_int, "root"), integer(peer, ctypes.c_int, "peer")
         call.algorithm = _number(ALGORITHMS, algorithm, "algorithm")
         call.codec = None if codec is None else codec.encode()
-        call.tensor, call.feedback = tensor, feedback
-        call.stream = _stream(stream)
+        call.tensor = integer(tensor, ctypes.c_uint64, "tensor")
+        call.feedback = integer(feedback, ctypes.c_uint64, "feedback")
+        call.stream = stream_of(stream, arrays)
         return call
 
     def _run(
         self, collective: Collective, given: Optional[Array], out: Any, count: int, written: int, **options: Any
     ) -> Any:
+        """Runs a call whose output, if there is one, has `written` elements."""
         target = None
         if out is not None:
             target = described_output(out, written, given.dtype if given else None, "out")
-        call = self._call(collective, count, (given or target).dtype, **options)
+        self._start(collective, given, target, count, **options)
+        return out
+
+    def _start(
+        self, collective: Collective, given: Optional[Array], target: Optional[Array], count: int, **options: Any
+    ) -> None:
+        """Runs a call, or adds it to the open group."""
+        arrays = [one for one in (given, target) if one is not None]
+        for one in arrays:
+            if one.on_gpu != self._on_gpu:
+                raise ValueError(self._wrong_memory(one))
+        call = self._call(collective, count, arrays[0].dtype, arrays=arrays, **options)
         call.sendbuf = given.pointer() if given else None
         call.recvbuf = target.pointer() if target else None
         report = structure(_abi.cinch_report_t, LIBRARY.cinch_report_init)
@@ -423,7 +467,15 @@ class Communicator:
             _group.kept.append((call, report, given, target))
         else:
             self.report = _report(report)
-        return out
+
+    def _wrong_memory(self, array: Array) -> str:
+        gpu, host = ("on a GPU", "cuda"), ("in host memory", "host")
+        (here, device), (works, _) = (gpu, host) if array.on_gpu else (host, gpu)
+        kind = type(array.owner[0] if isinstance(array.owner, tuple) else array.owner).__name__
+        return (
+            f"a {kind} is {here}, rank {self.rank}'s communicator works {works}: copy it, or create the communicator "
+            f"with device={device!r}"
+        )
 
 
 def _text(copy: Any, subject: Any) -> str:
@@ -434,12 +486,6 @@ def _text(copy: Any, subject: Any) -> str:
     room = ctypes.create_string_buffer(2 * size.value + 4096)
     check(copy(subject, room, len(room), ctypes.byref(size)))
     return room.value.decode()
-
-
-def _stream(stream: Any) -> Optional[int]:
-    for name in ("cuda_stream", "ptr"):
-        stream = getattr(stream, name, stream)
-    return stream or None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ python -m cinch run -n 4 python/tests/collectives.py
 """
 
 import array
+import subprocess
 import sys
 
 import cinch
@@ -146,12 +147,98 @@ def other_arrays(comm):
     raises(TypeError, "list", comm.all_reduce, [1.0, 2.0])
     raises(ValueError, "elements", comm.all_reduce, matrix, out=numpy.zeros(5, "f4"))
     raises(TypeError, "CINCH_F64", comm.all_reduce, matrix, out=numpy.zeros((4, 6)))
-    raises(ValueError, "read-only", comm.broadcast, b"12")
+    if comm.rank:
+        raises(ValueError, "array is read-only", comm.broadcast, b"12")
+    received = bytearray(4)
+    same(numpy.frombuffer(comm.broadcast(received if comm.rank else b"1234"), "u1"), numpy.frombuffer(b"1234", "u1"))
     raises(ValueError, "operator 'mean' is unknown", comm.all_reduce, matrix, op="mean")
     raises(cinch.InvalidArgumentError, "codec", comm.all_reduce, matrix, codec="linear9")
     raises(cinch.Error, "", comm.all_reduce, numpy.zeros(4, "i4"), codec="linear8")
     raises(TypeError, "no setting 'colour'", cinch.init, colour=3)
     comm.barrier()
+
+
+class WithInterface:
+    """An object whose array interface has some facts."""
+
+    def __init__(self, name, **facts):
+        setattr(self, name, {"shape": (2,), "typestr": "<f4", "version": 3, **facts})
+
+
+def odd_arrays(comm):
+    """Takes scalars of numpy, and refuses interfaces without an address, masks, and arrays in other memory."""
+    for kind in (numpy.float32, numpy.float64, numpy.int64, numpy.uint8, numpy.float16):
+        scalar = kind(comm.rank + 1)
+        # Memory that is free again is likely to be reused by these.
+        totals = [comm.all_reduce(scalar) for _ in range(20)]
+        for total in totals:
+            same(total, numpy.array(sum(range(comm.size + 1)), kind))
+        raises(ValueError, "read-only", comm.all_reduce, scalar, out=scalar)
+    for data in (b"12345678", None):
+        raises(TypeError, "WithInterface, has no address", comm.all_reduce, WithInterface("__array_interface__", data=data))
+    raises(TypeError, "mask", comm.all_reduce, numpy.ma.array([1.0, 2.0], mask=[False, True]))
+    masked = WithInterface("__cuda_array_interface__", data=(8, False), mask=numpy.zeros(2, bool))
+    raises(TypeError, "mask", comm.all_reduce, masked)
+    # An address that would end the process if it were read.
+    gpu = WithInterface("__cuda_array_interface__", data=(4096, False))
+    raises(ValueError, "on a GPU, rank", comm.all_reduce, gpu, out=gpu)
+    raises(ValueError, "device='cuda'", comm.send, gpu, 0)
+    raises(ValueError, "out is in host memory", cinch.encode, gpu, "linear8")
+    raises(ValueError, "out is on a GPU", cinch.decode, bytes(100), "linear8", out=gpu)
+    comm._on_gpu = True
+    raises(ValueError, "in host memory, rank", comm.all_reduce, numpy.zeros(4))
+    comm._on_gpu = False
+    comm.barrier()
+
+
+def streams():
+    """Finds the stream of a call: the argument's, else that of the arrays' library."""
+    from cinch._arrays import describe, stream_of
+
+    def found(stream, number):
+        facts = {"data": (4096, False), "stream": number}
+        return stream_of(stream, [None, describe(WithInterface("__cuda_array_interface__", **facts), "array")])
+
+    class Cupy:
+        ptr = 77
+
+    expected = [(None, None, None), (None, 1, None), (None, 2, 2), (None, 99, 99), (0, 99, None), (Cupy, 99, 77)]
+    for stream, number, address in expected:
+        if found(stream, number) != address:
+            raise SystemExit(f"stream {stream} of an array on {number}: {found(stream, number)}")
+    if stream_of(None, [describe(numpy.zeros(3), "array")]) is not None:
+        raise SystemExit("an array in host memory has a stream")
+
+
+def integers(comm):
+    """Refuses integers that C would wrap, and timeouts out of range."""
+    one = numpy.ones(3, "f4")
+    for options in ({"root": 1 << 32}, {"root": -(1 << 31) - 1}, {"peer": 1 << 31}):
+        call = comm.send if "peer" in options else comm.broadcast
+        raises(ValueError, f"{[*options][0]} is {[*options.values()][0]}; it is from -2147483648", call, one, **options)
+    for options in ({"feedback": (1 << 64) + 5}, {"tensor": -1}):
+        raises(ValueError, "it is from 0 to 18446744073709551615", comm.all_reduce, one, **options)
+    raises(TypeError, "it is an integer", comm.broadcast, one, root=0.5)
+    raises(ValueError, "op is", comm.all_reduce, one, op=(1 << 32) + 1)
+    raises(ValueError, "draw is -1", cinch.encode, one, "linear8", draw=-1)
+    raises(ValueError, "count is -1", cinch.wire_bytes, "linear8", -1)
+    raises(ValueError, "count is -1", cinch.decode, b"", "linear8", -1)
+    raises(ValueError, "feedback is -1", comm.feedback_forget, -1)
+    raises(ValueError, "color is 4294967296", comm.split, 1 << 32)
+    raises(ValueError, "exclude is", comm.shrink, [(1 << 32) + 1])
+    raises(ValueError, "slots is 4294967304", cinch.init, slots=(1 << 32) + 8)
+    for timeout in (-5, 0, float("nan"), 1e7):
+        raises(ValueError, "timeout is", cinch.init, timeout=timeout)
+        raises(ValueError, "init_timeout is", cinch.init, init_timeout=timeout)
+    raises(TypeError, "name is 5; it is a text", cinch.init, name=5)
+
+
+def versions():
+    """Refuses a library of another version than the package."""
+    program = "import cinch; cinch.__version__ = '9.8.7'; cinch.unique_id"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if ran.returncode == 0 or f"is version {cinch.__version__}, the package cinch 9.8.7" not in ran.stderr:
+        raise SystemExit(f"{ran}")
 
 
 def main():
@@ -164,6 +251,10 @@ def main():
         codecs()
         training_helpers()
         other_arrays(comm)
+        odd_arrays(comm)
+        streams()
+        integers(comm)
+        versions()
         part = comm.split(comm.rank % 2)
         same(part.all_reduce(numpy.array([comm.rank])), [sum(range(comm.rank % 2, comm.size, 2))])
         part.destroy()
