@@ -143,6 +143,32 @@ def continues_from_a_checkpoint():
         pass
 
 
+def two_states_of_one_group():
+    """Requires that saving and loading a state leaves the residuals of another state of the same group as they are."""
+    one, other = CompressionState(), CompressionState()
+    networks = [hooked(one), hooked(other)]
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+    train(networks[0], one, optimizers[0], range(2))
+    train(networks[1], other, optimizers[1], range(2, 5))
+    saved, kept = one.state_dict(), other.state_dict()
+    for state in (saved, kept):
+        # Number of tensors in the header: the two weights that are compressed.
+        count = int.from_bytes(state["residuals"].numpy().tobytes()[16:24], "little")
+        require(count == 2, f"the residuals of {count} tensors were saved")
+    again = CompressionState()
+    again.load_state_dict(saved)
+    continued = hooked(again)
+    continued.load_state_dict(networks[0].state_dict())
+    train(continued, again, torch.optim.SGD(continued.parameters(), lr=0.1), range(5, 7))
+    train(networks[0], one, optimizers[0], range(5, 7))
+    for found, wanted in zip(continued.parameters(), networks[0].parameters()):
+        require(torch.equal(found, wanted), "a state that was loaded beside its origin differs")
+    require(torch.equal(other.state_dict()["residuals"], kept["residuals"]), "another state's residuals changed")
+    one.load_state_dict(saved)
+    require(torch.equal(one.state_dict()["residuals"], saved["residuals"]), "the state did not go back")
+    require(torch.equal(other.state_dict()["residuals"], kept["residuals"]), "loading changed another state")
+
+
 def on_another_backend():
     """Compresses gradients of a model whose own group is gloo's."""
     gloo = dist.new_group(backend="gloo")
@@ -178,6 +204,13 @@ def fully_sharded(gloo):
         require(error <= 4 * max(largest) / 127, f"FSDP2: error {error}, largest gradient {peak}")
         worst = max(worst, error / peak)
     require(worst > 1e-5 and state.stats()["coded_calls"] > 0, "FSDP2's gradients were not compressed")
+    elsewhere = CompressionState(process_group=dist.new_group())
+    cinch.torch.fsdp_hook(elsewhere, network)
+    try:
+        backward(network, 0)
+        require(False, "a state of another group was accepted")
+    except ValueError as error:
+        require("CompressionState(process_group=mesh.get_group())" in str(error), f"{error}")
 
 
 def main():
@@ -188,6 +221,7 @@ def main():
     without, with_feedback = error_of_the_mean(False, gloo), error_of_the_mean(True, gloo)
     require(with_feedback < without / 4, f"error {with_feedback} with feedback, {without} without")
     continues_from_a_checkpoint()
+    two_states_of_one_group()
     on_another_backend()
     fully_sharded(gloo)
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: all hook checks passed", file=sys.stderr)

@@ -14,9 +14,10 @@ from .. import _library
 from . import rendezvous
 from .calls import CallQueue
 from .collectives import TensorCollectives
+from .errors import torch_error
 from .reductions import Reduction
 from .sparse import all_reduce_sparse
-from .work import AllWork, seconds, torch_error
+from .work import AllWork, seconds
 
 
 def _list(tensors: Any) -> List[torch.Tensor]:
@@ -46,20 +47,20 @@ class CinchProcessGroup(CallQueue):
         """Reduces each tensor in place."""
         tensors = _list(tensors)
         if any(one.layout == torch.sparse_coo for one in tensors):
-            return self._allreduce_sparse(tensors, opts)
+            return self._allreduce_sparse(tensors, opts, timeout)
         reductions = [self._reduction(opts, one) for one in tensors]
 
         def run(collectives: TensorCollectives) -> None:
             for one, reduction in zip(tensors, reductions):
                 collectives.all_reduce(one, reduction)
 
-        return self.enqueue("all_reduce", tensors, tensors, run, opts)
+        return self.enqueue("all_reduce", tensors, tensors, run, opts, timeout)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         """Reduces each tensor in place."""
         return self.allreduce(tensors, opts)
 
-    def _allreduce_sparse(self, tensors: List[torch.Tensor], opts: Any) -> Work:
+    def _allreduce_sparse(self, tensors: List[torch.Tensor], opts: Any, timeout: Any) -> Work:
         if _operator(opts) != ReduceOp.SUM:
             raise ValueError("cinch reduces sparse tensors by SUM only")
 
@@ -67,7 +68,7 @@ class CinchProcessGroup(CallQueue):
             for one in tensors:
                 all_reduce_sparse(collectives, one)
 
-        return self.enqueue("all_reduce", tensors, tensors, run, opts)
+        return self.enqueue("all_reduce", tensors, tensors, run, opts, timeout)
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
         """Reduces in place on the root."""
@@ -133,7 +134,7 @@ class CinchProcessGroup(CallQueue):
             for one in tensors:
                 collectives.broadcast(one, root)
 
-        return self.enqueue("broadcast", tensors, tensors, run, opts)
+        return self.enqueue("broadcast", tensors, tensors, run, opts, timeout)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Gathers all ranks' tensors, which may have different sizes, on all ranks."""
@@ -277,6 +278,7 @@ class CinchProcessGroup(CallQueue):
         return self._collected(self._messages.receive(tensor, None, tag))
 
     def _message(self, what: str, tensors: Any, peer: Optional[int]) -> torch.Tensor:
+        self._worker.check_process()
         tensors = _list(tensors)
         if len(tensors) != 1:
             raise ValueError(f"{what}: {len(tensors)} tensors; a message has one")
@@ -307,7 +309,8 @@ class CinchProcessGroup(CallQueue):
         if self._own_rank:
             self._store.set(f"{prefix}/{self._own_rank}", "here")
             try:
-                rendezvous.wait_for(self._store, f"{prefix}/all", 2 * limit, self._check_open, "rank 0")
+                failure = "rank 0 has not reported that all ranks came to monitoredBarrier"
+                rendezvous.wait_for(self._store, f"{prefix}/all", 2 * limit, self._check_open, failure)
             except _library.Error as error:
                 raise torch_error(error) from None
             return

@@ -5,6 +5,7 @@ they are asynchronous, on a side stream that waits for it, so that they overlap 
 host memory and of the GPU are created by the first call that needs them.
 """
 
+import contextlib
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
@@ -16,10 +17,11 @@ from .. import _library
 from ..communicator import Communicator
 from . import rendezvous
 from .collectives import TensorCollectives
+from .errors import torch_error
 from .messages import Messages
-from .work import HostWork, StreamWork, Worker, seconds, torch_error
+from .work import HostWork, StreamWork, Worker, seconds
 
-#: Seconds that `shutdown` waits for other ranks and for calls in flight.
+#: Seconds that `shutdown` waits for sends, for other ranks' shutdown, and for calls after it has aborted them.
 SHUTDOWN_TIMEOUT = 10.0
 
 Run = Callable[[TensorCollectives], Any]
@@ -42,8 +44,13 @@ class CallQueue(dist.ProcessGroup):
         self._coalesced: Optional[List[Work]] = None
         self._sequence, self._monitored = 0, 0
         self._next_id = 1
-        self._create_lock = threading.Lock()
-        self._closed = False
+        # A rank may create the communicator of host memory, on the worker, while it creates one of a GPU. Ranks may
+        # do so in different orders, so neither waits for the other.
+        self._host_lock, self._gpu_lock = threading.Lock(), threading.Lock()
+        #: Timeout of the communicator of host memory in seconds, once it exists.
+        self._host_timeout: Optional[float] = None
+        #: Whether new calls are refused, and whether those that are queued must end.
+        self._closed, self._gave_up = False, False
 
     # ---- facts ----
 
@@ -114,12 +121,20 @@ class CallQueue(dist.ProcessGroup):
     # ---- queueing ----
 
     def enqueue(
-        self, what: str, tensors: Sequence[torch.Tensor], outputs: Any, run: Run, opts: Any = None
+        self,
+        what: str,
+        tensors: Sequence[torch.Tensor],
+        outputs: Any,
+        run: Run,
+        opts: Any = None,
+        timeout: Any = None,
     ) -> Work:
         """Queues `run`, which gets the collectives of the communicator for the device of `tensors`.
 
-        All ranks must queue the same calls in the same order. `outputs` is the result of the returned work.
+        All ranks must queue the same calls in the same order. `outputs` is the result of the returned work. The
+        timeout of a call on host memory is `timeout` or that of the options, but at most the group's.
         """
+        self._worker.check_process()
         device = tensors[0].device if tensors else torch.device("cpu")
         if any(one.device != device for one in tensors):
             raise ValueError(f"{what}: the tensors are on several devices: {sorted({str(t.device) for t in tensors})}")
@@ -130,19 +145,26 @@ class CallQueue(dist.ProcessGroup):
         self._sequence += 1
         if torch._C._autograd._profiler_enabled():
             with torch.profiler.record_function(f"cinch:{what}"):
-                work = self._queue(what, device, tensors, outputs, run, opts)
+                work = self._queue(what, device, tensors, outputs, run, opts, timeout)
         else:
-            work = self._queue(what, device, tensors, outputs, run, opts)
+            work = self._queue(what, device, tensors, outputs, run, opts, timeout)
         return self._collected(work)
 
-    def _queue(self, what: str, device: torch.device, tensors: Any, outputs: Any, run: Run, opts: Any) -> Work:
+    def _queue(
+        self, what: str, device: torch.device, tensors: Any, outputs: Any, run: Run, opts: Any, timeout: Any
+    ) -> Work:
         if device.type == "cuda":
             return self._queue_on_gpu(device, tensors, outputs, run, getattr(opts, "asyncOp", True))
-        own_timeout = seconds(getattr(opts, "timeout", None))
-        timeout = own_timeout if own_timeout is not None and own_timeout < self._timeout else None
-        work = HostWork(what, outputs, self._worker, timeout, self.abort)
+        work = HostWork(what, outputs, self._worker, self._shorter_timeout(opts, timeout), self._fail)
         self._worker.submit(work, lambda: run(TensorCollectives(self._host_communicator())))
         return work
+
+    def _shorter_timeout(self, opts: Any, timeout: Any) -> Optional[float]:
+        """Returns the timeout of a call; None if the communicator ends the call in time by its own."""
+        own = seconds(timeout) or seconds(getattr(opts, "timeout", None)) or self._timeout
+        limit = min(own, self._timeout)
+        library = self._timeout if self._host_timeout is None else self._host_timeout
+        return limit if limit < library else None
 
     def _queue_on_gpu(self, device: torch.device, tensors: Any, outputs: Any, run: Run, is_async: bool) -> Work:
         try:
@@ -153,7 +175,7 @@ class CallQueue(dist.ProcessGroup):
                 if is_async and not torch.cuda.is_current_stream_capturing():
                     stream = self._side_stream(device, stream)
                     for one in tensors:
-                        one.record_stream(stream)
+                        _record(one, stream)
                 with torch.cuda.stream(stream):
                     run(TensorCollectives(comm, stream))
         except _library.Error as error:
@@ -175,13 +197,15 @@ class CallQueue(dist.ProcessGroup):
     # ---- communicators ----
 
     def _host_communicator(self) -> Communicator:
-        with self._create_lock:
+        with self._host_lock:
             if self._host is None:
+                timeout = self._timeout
                 self._host = self._connect("host")
+                self._host_timeout = timeout
             return self._host
 
     def _gpu_communicator(self, device: torch.device) -> Communicator:
-        with self._create_lock:
+        with self._gpu_lock:
             if device.index not in self._gpus:
                 if self._gpus:
                     used = next(iter(self._gpus))
@@ -193,6 +217,7 @@ class CallQueue(dist.ProcessGroup):
         return comm
 
     def _connect(self, device: str) -> Communicator:
+        self._check_given_up()
         is_described = self._description not in ("", "undefined")
         return rendezvous.connect(
             self._store,
@@ -200,7 +225,7 @@ class CallQueue(dist.ProcessGroup):
             self._own_rank,
             self._own_size,
             self._timeout,
-            self._check_open,
+            self._check_given_up,
             device=device,
             timeout=min(self._timeout, rendezvous.LONGEST),
             name=self._description if is_described else self._name,
@@ -211,6 +236,7 @@ class CallQueue(dist.ProcessGroup):
 
         Calls on it must not be mixed with calls of the process group that have not ended.
         """
+        self._worker.check_process()
         device = torch.device(device)
         if device.type == "cuda":
             return self._gpu_communicator(device)
@@ -228,16 +254,25 @@ class CallQueue(dist.ProcessGroup):
         if self._closed:
             raise _library.AbortedError("the process group was destroyed")
 
+    def _check_given_up(self) -> None:
+        if self._gave_up:
+            raise _library.AbortedError("the process group was aborted")
+
     def _check_host(self) -> None:
         """Raises the failure of the host communicator, if there is one."""
+        self._check_given_up()
         host = self._host
-        if host is not None and not self._closed:
+        if host is not None and not host.is_destroyed:
             host.check()
 
     # ---- end ----
 
     def abort(self) -> None:
         """Fails all communicators on this rank at once, and on the others by a message. Frees those on GPUs."""
+        self._gave_up = True
+        self._fail()
+
+    def _fail(self) -> None:
         self._messages.abort()
         gpus = [comm for comm in self._gpus.values() if not comm.is_destroyed]
         for comm in self._communicators():
@@ -247,14 +282,22 @@ class CallQueue(dist.ProcessGroup):
             threading.Thread(target=_destroy_all, args=(gpus,), name="cinch-free", daemon=True).start()
 
     def shutdown(self) -> None:
-        """Ends the calls that are queued, waits shortly for the other ranks, and frees everything."""
+        """Ends the calls that are queued, waits for the other ranks, and frees everything.
+
+        Queued calls have the group's timeout, and sends have `SHUTDOWN_TIMEOUT`. Ranks that come later than that get
+        what this rank has sent in host memory. On GPUs this rank waits for them, up to the group's timeout.
+        """
         if self._closed:
+            return
+        if self._worker.is_forked():
+            self._closed = True
             return
         finalize = HostWork("shutdown", None, self._worker)
         self._worker.submit(finalize, self._finalize)
         self._closed = True
         self._messages.close(SHUTDOWN_TIMEOUT)
-        if not self._worker.close(SHUTDOWN_TIMEOUT):
+        # Queued calls and the end on GPUs have the group's timeout, unless they were aborted.
+        if not self._worker.close(SHUTDOWN_TIMEOUT + (0 if self._gave_up else self._timeout)):
             self.abort()
             self._worker.close(SHUTDOWN_TIMEOUT)
         for comm in self._communicators():
@@ -265,8 +308,23 @@ class CallQueue(dist.ProcessGroup):
         return [comm for comm in every if comm is not None and not comm.is_destroyed]
 
     def _finalize(self) -> None:
-        for comm in self._communicators():
-            comm.finalize()
+        comms = self._communicators()
+        if not comms or self._gave_up:
+            return
+        # To finalize without the others would fail the ranks that come later, and that need only what was sent.
+        have_come = rendezvous.all_come(self._store, "cinch/shutdown", self._own_size, SHUTDOWN_TIMEOUT)
+        for comm in comms:
+            # GPUs map each other's memory, which must stay until all ranks have ended.
+            if have_come or comm is not self._host:
+                with contextlib.suppress(_library.Error):
+                    comm.finalize()
+
+
+def _record(tensor: torch.Tensor, stream: Any) -> None:
+    """Keeps the memory of a tensor from new use until `stream` has used it."""
+    parts = (tensor,) if tensor.layout == torch.strided else (tensor._indices(), tensor._values())
+    for part in parts:
+        part.record_stream(stream)
 
 
 def _check_gpu(comm: Communicator) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from ..communicator import Communicator, group
+from . import residuals
 from .backend import CinchProcessGroup
 from .collectives import TensorCollectives
 from .reductions import Reduction
@@ -54,11 +55,13 @@ class CompressionState:
             found = dist.new_group(ranks, backend="cinch", use_local_synchronization=True)
         #: Group that reduces.
         self.process_group: CinchProcessGroup = found
-        #: Two states of one group have different ids, because its communicator holds the residuals of both.
-        self._first_id = found.next_ids(IDS)
+        # Two states of one group have different ids, because its communicator holds the residuals of both.
+        first = found.next_ids(IDS)
+        self._tensors = range(first, first + IDS)
         self._ids: Dict[int, int] = {}
         self._comm: "Optional[weakref.ref[Communicator]]" = None
-        self._saved: Optional[bytes] = None
+        #: Residuals of a checkpoint by number, until the first call.
+        self._saved: Optional[Dict[int, bytes]] = None
 
     def number(self, parameter: torch.Tensor) -> int:
         """Returns the number of a parameter's gradient in this state."""
@@ -66,7 +69,7 @@ class CompressionState:
 
     def options(self, gradient: torch.Tensor, number: int) -> Dict[str, Any]:
         """Returns codec, ids and feedback of one gradient's call."""
-        tensor = self._first_id + number
+        tensor = self._tensors[number]
         size = gradient.numel() * gradient.element_size()
         if gradient.dtype not in CODED or size < self.min_bytes:
             return {"codec": "raw"}
@@ -75,7 +78,8 @@ class CompressionState:
     def attach(self, comm: Communicator) -> Communicator:
         """Notes the communicator of the calls, and gives it the residuals of a checkpoint before the first call."""
         if self._saved is not None:
-            comm.feedback_import(self._saved)
+            exported = comm.feedback_export()
+            comm.feedback_import(residuals.replace(exported, self._tensors, self._saved, comm.rank, comm.size))
             self._saved = None
         self._comm = weakref.ref(comm)
         return comm
@@ -91,7 +95,7 @@ class CompressionState:
             "codec": self.codec,
             "feedback": self.feedback,
             "min_bytes": self.min_bytes,
-            "first_id": self._first_id,
+            "first_id": self._tensors.start,
             "rank": self.process_group.rank(),
             "size": self.process_group.size(),
             "residuals": self._residuals(),
@@ -99,8 +103,14 @@ class CompressionState:
 
     def _residuals(self) -> torch.Tensor:
         comm = None if self._comm is None else self._comm()
-        saved = comm.feedback_export() if comm is not None else self._saved or b""
-        return torch.frombuffer(bytearray(saved), dtype=torch.uint8) if saved else torch.empty(0, dtype=torch.uint8)
+        tensors = self._saved or {}
+        if comm is not None:
+            tensors = residuals.select(comm.feedback_export(), self._tensors)
+        if not tensors:
+            return torch.empty(0, dtype=torch.uint8)
+        numbered = {self._tensors[number]: each for number, each in tensors.items()}
+        saved = residuals.join(numbered, self.process_group.rank(), self.process_group.size())
+        return torch.frombuffer(bytearray(saved), dtype=torch.uint8)
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Continues from what `state_dict` returned on the same rank of a group with as many ranks."""
@@ -111,11 +121,12 @@ class CompressionState:
                 "residuals belong to one rank; save and load one file for each"
             )
         self.codec, self.feedback, self.min_bytes = state["codec"], state["feedback"], state["min_bytes"]
-        self._first_id = state["first_id"]
-        self._saved = state["residuals"].numpy().tobytes() if state["residuals"].numel() else None
+        # Another state of this group may use the ids of the checkpoint, so the residuals take those of this state.
+        saved = range(state["first_id"], state["first_id"] + IDS)
+        exported = state["residuals"].numpy().tobytes()
+        self._saved = residuals.select(exported, saved) if exported else {}
         comm = None if self._comm is None else self._comm()
         if comm is not None:
-            comm.feedback_forget()
             self.attach(comm)
 
 
@@ -155,6 +166,12 @@ class CompressedReduceScatter(ReduceScatter):  # type: ignore[misc,valid-type]
         """Reduces as `torch.distributed.reduce_scatter_tensor` does, but compressed."""
         if not isinstance(group, CinchProcessGroup):
             raise TypeError(f"the mesh of fully_shard has backend {dist.get_backend(group)}; it needs cinch")
+        own = self._state.process_group
+        if group is not own:
+            raise ValueError(
+                f"fully_shard reduces over the group {group.getGroupName()!r} of {group.size()} ranks, the state is of "
+                f"{own.getGroupName()!r} with {own.size()}: create CompressionState(process_group=mesh.get_group())"
+            )
         reduction = Reduction.of(op, input_tensor.dtype, group.size())
         options = self._state.options(input_tensor, self._number)
 

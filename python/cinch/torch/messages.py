@@ -11,6 +11,7 @@ are ignored, as by NCCL, and a receive must name its source.
 import array
 import collections
 import threading
+import time
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
@@ -20,6 +21,10 @@ from ..communicator import Communicator
 from . import rendezvous
 from .collectives import _target, wire
 from .work import HostWork, Worker
+
+
+class Served(Exception):
+    """Another link has served a receive, so this link need not connect for it."""
 
 
 class Receive:
@@ -54,7 +59,7 @@ def _check_size(tensor: torch.Tensor, sent: int) -> None:
 class Link:
     """Messages in one direction between this rank and a peer: a communicator and the thread that uses it."""
 
-    def __init__(self, create: Callable[[], Communicator], name: str) -> None:
+    def __init__(self, create: Callable[[Callable[[], None]], Communicator], name: str) -> None:
         self._create = create
         self.worker = Worker(name)
         self.comm: Optional[Communicator] = None
@@ -63,17 +68,17 @@ class Link:
         #: Stream of the messages, on a GPU.
         self.stream: Any = None
 
-    def connected(self) -> Communicator:
-        """Returns the communicator, which the first call creates."""
+    def connected(self, check: Callable[[], None] = lambda: None) -> Communicator:
+        """Returns the communicator, which the first call creates. `check` raises to end the wait for the peer."""
         if self.comm is None:
-            self.comm = self._create()
+            self.comm = self._create(check)
         return self.comm
 
-    def next_header(self) -> Tuple[int, int]:
+    def next_header(self, check: Callable[[], None]) -> Tuple[int, int]:
         """Waits for a message; returns its tag and its bytes."""
         if self.header is None:
             words = array.array("q", [0, 0])
-            self.connected().recv(words, 0)
+            self.connected(check).recv(words, 0)
             self.header = (words[0], words[1])
         return self.header
 
@@ -97,7 +102,8 @@ class Messages:
         self._kept: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
         #: Messages to this rank on a GPU, all sends or all receives: is a send, tensor, work.
         self._to_self: Deque[Tuple[bool, torch.Tensor, "QueuedWork"]] = collections.deque()
-        self._closed = False
+        #: Whether new messages are refused, and whether those that are queued must end.
+        self._closed, self._gave_up = False, False
 
     # ---- host memory ----
 
@@ -159,15 +165,25 @@ class Messages:
 
     def _pull(self, link: Link, peer: int, wanted: Receive) -> None:
         """Receives messages of a link until `wanted` has one, from here or from another link."""
+
+        def check() -> None:
+            if not self._is_waiting(wanted):
+                raise Served
+
         try:
             while self._is_waiting(wanted):
-                tag, size = link.next_header()
+                tag, size = link.next_header(check)
                 self._deliver(link, peer, tag, size, wanted)
+        except Served:
+            pass
         except BaseException as error:  # noqa: BLE001 - it belongs to the receive
             self._lose(peer, wanted, error)
 
     def _is_waiting(self, wanted: Receive) -> bool:
         with self._lock:
+            if wanted in self._waiting and wanted.work.is_completed():
+                # It has timed out.
+                self._waiting.remove(wanted)
             return wanted in self._waiting
 
     def _deliver(self, link: Link, peer: int, tag: int, size: int, wanted: Receive) -> None:
@@ -262,8 +278,11 @@ class Messages:
     def _queue_to_self(self, tensor: torch.Tensor, is_send: bool) -> HostWork:
         """Copies on the current stream: the second of a send and a receive does it."""
         stream = torch.cuda.current_stream(tensor.device)
-        work = QueuedWork("a message to this rank", [tensor], stream)
+        work = QueuedWork("a message to this rank", [tensor], stream, None, self.timeout)
         with self._lock:
+            # Receives that have timed out want no message.
+            while self._to_self and not self._to_self[0][0] and self._to_self[0][2].has_ended():
+                self._to_self.popleft()
             is_second = bool(self._to_self) and self._to_self[0][0] != is_send
             if is_second:
                 _, other, first = self._to_self.popleft()
@@ -278,7 +297,9 @@ class Messages:
         source, target = (tensor, other) if is_send else (other, tensor)
         if source.numel() != target.numel() or source.dtype != target.dtype:
             sizes = f"{source.numel()} {source.dtype} sent, {target.numel()} {target.dtype} received"
-            raise ValueError(f"a message to this rank: {sizes}")
+            error = ValueError(f"a message to this rank: {sizes}")
+            first.finish(error)
+            raise error
         stream.wait_event(first.event)
         with torch.no_grad():
             target.copy_(source.view(target.shape))
@@ -296,18 +317,25 @@ class Messages:
             key = (kind, sender, receiver)
             if key not in self._links:
                 name = f"cinch {kind} {sender}->{receiver}"
-                self._links[key] = Link(lambda: self._create(kind, sender, receiver, device), name)
+                self._links[key] = Link(lambda check: self._create(kind, sender, receiver, device, check), name)
             return self._links[key]
 
-    def _create(self, kind: str, sender: int, receiver: int, device: Optional[torch.device]) -> Communicator:
+    def _create(
+        self, kind: str, sender: int, receiver: int, device: Optional[torch.device], check: Callable[[], None]
+    ) -> Communicator:
         peer = receiver if self._rank == sender else sender
+
+        def check_both() -> None:
+            check()
+            self._check()
+
         return rendezvous.connect(
             self._store,
             f"cinch/{kind}/{sender}-{receiver}",
             0 if self._rank == sender else 1,
             2,
             self.timeout,
-            self._check,
+            check_both,
             f"rank {peer}",
             device="host" if device is None else f"cuda:{device.index}",
             # Waits for a header may last; the timeout of torch is that of the works.
@@ -317,7 +345,7 @@ class Messages:
 
     def _check(self) -> None:
         """Ends waits in the store when the group has failed or was destroyed."""
-        if self._closed:
+        if self._gave_up:
             raise _library.AbortedError("the process group was destroyed")
         self._check_group()
 
@@ -328,14 +356,21 @@ class Messages:
         _abort(links)
 
     def close(self, timeout: float) -> None:
-        """Ends all links: sends end first, receives that still wait are aborted."""
+        """Ends all links: sends end first, within the timeout; receives that still wait are aborted."""
+        deadline = time.monotonic() + timeout
         with self._lock:
             self._closed = True
-            links = sorted(self._links.items(), key=lambda item: item[0][1] != self._rank)
-        for (_, sender, _), link in links:
-            if not link.worker.close(timeout if sender == self._rank else 0):
-                link.abort()
-                link.worker.close(timeout)
+            links = list(self._links.items())
+        sends = [link for (_, sender, _), link in links if sender == self._rank]
+        receives = [link for (_, sender, _), link in links if sender != self._rank]
+        open_links = [link for link in sends if not link.worker.close(max(0.0, deadline - time.monotonic()))]
+        # Ends links that wait for their peers.
+        self._gave_up = True
+        open_links += [link for link in receives if not link.worker.close(0)]
+        _abort(open_links)
+        deadline = time.monotonic() + timeout
+        for _, link in links:
+            link.worker.close(max(0.0, deadline - time.monotonic()))
             if link.comm is not None:
                 link.comm.destroy()
 

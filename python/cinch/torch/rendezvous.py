@@ -19,13 +19,16 @@ FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05
 LONGEST = 1e6
 
 
-def wait_for(store: Any, key: str, timeout: float, check: Callable[[], None], what: str) -> bytes:
-    """Returns the value of a key, as soon as a rank has set it. `check` raises to end the wait."""
+def wait_for(store: Any, key: str, timeout: float, check: Callable[[], None], failure: str) -> bytes:
+    """Returns the value of a key, as soon as a rank has set it. `check` raises to end the wait.
+
+    `failure` is the clause of the timeout's error, such as "rank 0 has not offered a communicator".
+    """
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     while not store.check([key]):
         check()
         if time.monotonic() > deadline:
-            raise _library.TimeoutError(f"{what} has not offered a communicator within {timeout:g} s")
+            raise _library.TimeoutError(f"{failure} within {timeout:g} s")
         time.sleep(pause)
         pause = min(2 * pause, LAST_PAUSE)
     return store.get(key)
@@ -46,7 +49,8 @@ def connect(
         identity = unique_id()
         store.set(key, identity.hex())
     else:
-        found = wait_for(store, key, init_timeout, check, what or "rank 0 of the group")
+        failure = f"{what or 'rank 0 of the group'} has not offered a communicator"
+        found = wait_for(store, key, init_timeout, check, failure)
         identity = bytes.fromhex(found.decode())
     return Communicator(identity, rank, size, init_timeout=min(init_timeout, LONGEST), **settings)
 
@@ -60,6 +64,21 @@ def missing(store: Any, keys: Dict[int, str], timeout: float, first_only: bool) 
         if absent:
             time.sleep(0.01)
     return absent[:1] if first_only else absent
+
+
+def all_come(store: Any, key: str, size: int, timeout: float) -> bool:
+    """Waits until all ranks have called it. Returns whether they have before the timeout, by a store that lives."""
+    deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
+    try:
+        count = store.add(key, 1)
+        while count < size and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+            count = store.add(key, 0)
+    except RuntimeError:
+        # The process that served the store has ended.
+        return False
+    return count >= size
 
 
 def from_launcher(url: str, timeout: datetime.timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[Tuple]:

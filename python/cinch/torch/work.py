@@ -2,39 +2,17 @@
 
 import collections
 import datetime
-import functools
+import os
 import threading
 import time
 from typing import Any, Callable, Deque, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from .. import _library
-
-
-@functools.lru_cache(maxsize=None)
-def _torch_class(kind: type) -> type:
-    return type(kind.__name__, (kind, dist.DistBackendError), {"__module__": kind.__module__})
-
-
-def torch_error(error: BaseException) -> BaseException:
-    """Returns an error of cinch as one that is a `torch.distributed.DistBackendError` too; others unchanged."""
-    if not isinstance(error, _library.Error) or isinstance(error, dist.DistBackendError):
-        return error
-    text = str(error)
-    if text.startswith("timeout: "):
-        text = "the timeout expired: " + text[len("timeout: ") :]
-    changed = _torch_class(type(error))(text)
-    changed.__cause__ = error.__cause__
-    return changed
-
-
-def timeout_error(text: str) -> BaseException:
-    """Returns the error of a wait that took too long."""
-    return torch_error(_library.TimeoutError(text))
+from .errors import timeout_error, torch_error
 
 
 def seconds(timeout: Any) -> Optional[float]:
@@ -54,9 +32,23 @@ class Worker:
         self._changed = threading.Condition()
         self._thread: Optional[threading.Thread] = None
         self._closed = False
+        self._process = os.getpid()
+
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one whose threads and communicators these are."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a forked child, where no thread would end a call."""
+        if self.is_forked():
+            raise RuntimeError(
+                f"the process group belongs to process {self._process}, and this is its forked child {os.getpid()}: "
+                "create a group after the fork, or start the child by spawn"
+            )
 
     def submit(self, work: "HostWork", job: Callable[[], None]) -> None:
         """Queues a job, which ends `work`."""
+        self.check_process()
         with self._changed:
             if self._closed:
                 raise RuntimeError("the process group was destroyed")
@@ -134,6 +126,8 @@ class HostWork(Work):
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._error: Optional[BaseException] = None
+        #: Future that the end of the call fulfils, and the one that users get.
+        self._ending: Optional[Future] = None
         self._future: Optional[Future] = None
         #: Rank that sent, after a receive.
         self.source = source
@@ -145,7 +139,7 @@ class HostWork(Work):
                 return
             self._error = None if error is None else torch_error(error)
             self._ended.set()
-            future = self._future
+            future = self._ending
             self._on_timeout = None
         if future is not None:
             self._fulfil(future)
@@ -158,8 +152,10 @@ class HostWork(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         """Waits until the call has ended and raises its error. A timeout fails the communicator."""
-        if self._worker is not None and self._worker.is_current():
-            self._worker.help(self)
+        if self._worker is not None and not self.has_ended():
+            self._worker.check_process()
+            if self._worker.is_current():
+                self._worker.help(self)
         limit = seconds(timeout)
         remaining = limit
         if self._deadline is not None:
@@ -214,14 +210,20 @@ class HostWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future:
-        """Returns a future with the outputs. Its callbacks run on the worker's thread."""
+        """Returns a future with the outputs. Its callbacks run on the worker's thread.
+
+        After a failed call it raises a RuntimeError with the sentence of the call's error.
+        """
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = self.new_future()
+            self._ending = self.new_future()
+            # C++, such as DDP's reducer, takes an exception that is set in Python for a value. It takes one that a
+            # callback raises for an error.
+            self._future = self._ending.then(lambda done: done.value())
             ended = self._ended.is_set()
         if ended:
-            self._fulfil(self._future)
+            self._fulfil(self._ending)
         return self._future
 
     def new_future(self) -> Future:
