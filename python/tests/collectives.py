@@ -9,6 +9,7 @@ import sys
 
 import cinch
 import numpy
+from cinch.communicator import _is_on_gpu
 
 
 def same(found, expected):
@@ -185,6 +186,8 @@ def odd_arrays(comm):
     raises(ValueError, "device='cuda'", comm.send, gpu, 0)
     raises(ValueError, "out is in host memory", cinch.encode, gpu, "linear8")
     raises(ValueError, "out is on a GPU", cinch.decode, bytes(100), "linear8", out=gpu)
+    if not _is_on_gpu({"device": "cuda:1"}) or _is_on_gpu({"device": " host "}) or comm.split(0)._on_gpu:
+        raise SystemExit("the memory of a communicator is wrong")
     comm._on_gpu = True
     raises(ValueError, "in host memory, rank", comm.all_reduce, numpy.zeros(4))
     comm._on_gpu = False

@@ -56,6 +56,10 @@ def timeouts():
             spent = raises(cinch.TimeoutError, "did not end within 0.3 s", work.wait)
             require(0.2 < spent < 10, f"{function} ended after {spent} s")
         dist.barrier()
+        started = time.monotonic()
+        dist.destroy_process_group(group)
+        spent = time.monotonic() - started
+        require(spent < 5, f"the end of a group that has failed took {spent} s")
     group = new_group()
     dist.all_reduce(torch.ones(1), group=group)
     group.set_timeout(datetime.timedelta(seconds=0.4))

@@ -311,8 +311,14 @@ class CallQueue(dist.ProcessGroup):
         comms = self._communicators()
         if not comms or self._gave_up:
             return
+
+        def check() -> None:
+            self._check_given_up()
+            for comm in comms:
+                comm.check()
+
         # To finalize without the others would fail the ranks that come later, and that need only what was sent.
-        have_come = rendezvous.all_come(self._store, "cinch/shutdown", self._own_size, SHUTDOWN_TIMEOUT)
+        have_come = rendezvous.all_come(self._store, "cinch/shutdown", self._own_size, SHUTDOWN_TIMEOUT, check)
         for comm in comms:
             # GPUs map each other's memory, which must stay until all ranks have ended.
             if have_come or comm is not self._host:

@@ -66,17 +66,21 @@ def missing(store: Any, keys: Dict[int, str], timeout: float, first_only: bool) 
     return absent[:1] if first_only else absent
 
 
-def all_come(store: Any, key: str, size: int, timeout: float) -> bool:
-    """Waits until all ranks have called it. Returns whether they have before the timeout, by a store that lives."""
+def all_come(store: Any, key: str, size: int, timeout: float, check: Callable[[], None]) -> bool:
+    """Waits until all ranks have called it. Returns whether they have before the timeout.
+
+    It returns False also if the store has ended, or when `check` raises an error of cinch.
+    """
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     try:
         count = store.add(key, 1)
         while count < size and time.monotonic() < deadline:
+            check()
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
             count = store.add(key, 0)
     except RuntimeError:
-        # The process that served the store has ended.
+        # Errors of cinch are RuntimeErrors, as is that of a store whose server has ended.
         return False
     return count >= size
 
