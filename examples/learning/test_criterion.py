@@ -41,12 +41,12 @@ class Distributions(unittest.TestCase):
         draws = random.Random(7)
         for margin, deviation, count, difference in [(0.3, 0.3, 10, 0.0), (0.3, 0.4, 20, 0.1), (1.0, 0.6, 5, 0.0)]:
             found = 0
-            for _ in range(3000):
+            for _ in range(1000):
                 coded = [draws.gauss(difference, deviation) for _ in range(count)]
                 found += criterion.judge([0.0] * count, coded, margin).verdict == "equivalent"
             power = criterion.power(margin, deviation, count, difference)
-            # Four standard errors of a share of 3,000.
-            self.assertLess(abs(found / 3000 - power), 4 * math.sqrt(0.25 / 3000), (margin, deviation, count))
+            # Four standard errors of a share of 1,000.
+            self.assertLess(abs(found / 1000 - power), 4 * math.sqrt(0.25 / 1000), (margin, deviation, count))
 
     def test_seeds_needed_is_the_first_with_power(self):
         count = criterion.seeds_needed(0.3, 0.35)
