@@ -160,7 +160,12 @@ class Exchange:
         self.replicas_equal = True
 
     def mean(self, gradients: Any) -> Any:
-        """Returns the averages, shape (runs, elements), of gradients of shape (runs, ranks, elements)."""
+        """Returns the averages, shape (runs, elements), of gradients of shape (runs, ranks, elements).
+
+        Gradients on a GPU go through host memory if the ranks are there.
+        """
+        if getattr(gradients, "is_cuda", False) and not self.ranks.on_gpu:
+            return gradients.new_tensor(self.mean(gradients.cpu().numpy()))
         runs, size, count = gradients.shape
         packed = self.harm(_packed(gradients))
         if self.each:
