@@ -67,7 +67,7 @@ def full_tasks(path: Any) -> Dict[str, Task]:
             "textures-mlp", nets.Mlp((544, 128, 64, 16)), *data.spectra(images), samples=32, epochs=8, rate=0.02
         ),
         "textures-conv": Task(
-            "textures-conv", nets.Conv(32, (16, 32, 32), 16), *images, samples=32, epochs=8, rate=0.02
+            "textures-conv", nets.Conv(32, (16, 32, 32), 16), *images, samples=32, epochs=8, rate=0.05
         ),
     }
 
