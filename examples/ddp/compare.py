@@ -3,15 +3,14 @@
 
     examples/ddp/compare.py --library target/release/libnccl.so [--ranks N] [--seeds 5]
 
-Starts train.py under torchrun for each variant. Prints test errors with their 95 % intervals, bytes
-sent and saved, and steps per second. Fails if replicas differ, if an 8-bit interval does not overlap the
-exact run's interval, if 8 bits saved nothing, or if the process loaded another library. NCCL needs a GPU
-for each rank: it is a printed skip if ranks share a GPU.
+Starts train.py under torchrun for each variant. Prints test errors, the verdict of examples/learning's
+criterion on the paired differences to the exact run, bytes sent and saved, and steps per second. Fails if
+replicas differ, if a codec is worse by more than the margin, if it saved nothing, or if the process loaded
+another library. NCCL needs a GPU for each rank: it is a printed skip if ranks share a GPU.
 """
 
 import argparse
 import json
-import math
 import os
 import re
 import subprocess
@@ -20,10 +19,12 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Quantiles of Student's t distribution for two-sided 95 %; the first entry is for 1 degree of
-# freedom.
-STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
-           2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093]
+sys.path.insert(0, str(HERE.parent / "learning"))
+
+import criterion  # noqa: E402 - behind the path
+
+#: Margin of the test error in points, as in examples/learning.
+MARGIN = 0.3
 # Matches the last line that a communicator writes to the log.
 COUNTS = re.compile(r"calls of communicator .*: (\d+) coded, (\d+) exact.*; (\d+) bytes sent, (\d+) saved")
 
@@ -56,17 +57,19 @@ def main():
         print(f"skip NCCL: it needs a GPU for each of {ranks} ranks, and there are {gpus}")
         skipped += 1
     print(f"{ranks} ranks on {gpus} GPUs, {options.seeds} seeds, {library}")
-    print(f"{'task':8}{'carried by':18}{'test error %':>14}{'95 % interval':>18}{'bytes sent':>14}"
+    print(f"{'task':8}{'carried by':18}{'test error %':>14}{'beside exact':>30}{'bytes sent':>14}"
           f"{'saved':>14}{'steps/s':>10}")
     for task in options.tasks.split(","):
         exact = None
         for name, preload, codec in variants:
             try:
                 result, counts = run(options, task, ranks, preload, codec)
-                low, high = row(task, name, result, counts)
-                exact = exact or (low, high)
-                if codec and (high < exact[0] or low > exact[1]):
-                    raise Wrong("its interval does not overlap the exact run's interval")
+                errors = [100 * one["error"] for one in result["runs"]]
+                verdict = criterion.judge(exact, errors, MARGIN) if exact and codec else None
+                row(task, name, errors, verdict, result, counts)
+                exact = exact or errors
+                if verdict and (verdict.diverged or verdict.low > MARGIN):
+                    raise Wrong(f"it is {verdict.verdict}")
                 if codec and not counts["saved"] > 0:
                     raise Wrong("it saved nothing")
                 if not codec and counts["coded"] > 0:
@@ -123,16 +126,11 @@ def run(options, task, ranks, preload, codec):
         return found, counts
 
 
-def row(task, name, result, counts):
-    errors = [100 * one["error"] for one in result["runs"]]
-    mean = sum(errors) / len(errors)
-    deviation = math.sqrt(sum((one - mean) ** 2 for one in errors) / (len(errors) - 1))
-    half = STUDENT[len(errors) - 2] * deviation / math.sqrt(len(errors))
+def row(task, name, errors, verdict, result, counts):
     speed = sum(one["steps_per_second"] for one in result["runs"]) / len(errors)
     known = counts["sent"] > 0
-    print(f"{task:8}{name:18}{mean:14.3f}{f'{mean - half:.3f} to {mean + half:.3f}':>18}"
+    print(f"{task:8}{name:18}{sum(errors) / len(errors):14.3f}{verdict.verdict if verdict else '-':>30}"
           f"{counts['sent'] if known else '-':>14}{counts['saved'] if known else '-':>14}{speed:10.1f}", flush=True)
-    return mean - half, mean + half
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ POINTS, TABLE_SHARE, TEXT_SHARE = 0.3, 0.01, 0.005
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A way to average gradients. `rate` multiplies the task's learning rate, also in the exact run it is compared with."""
+    """A way to average gradients. `rate` multiplies the task's learning rate, also that of the exact run beside it."""
 
     codec: str
     feedback: bool = False
@@ -48,7 +48,11 @@ FEW_BITS = [
     Case(codec, feedback, rate)
     for rate in (1.0, SLOW)
     for codec, feedback in [
-        ("minmax4", True), ("onebit", True), ("terngrad", False), ("terngrad", True), ("threshold2:tau=0.01", True),
+        ("minmax4", True),
+        ("onebit", True),
+        ("terngrad", False),
+        ("terngrad", True),
+        ("threshold2:tau=0.01", True),
     ]
 ]
 ALL = [*CLOSE, *REFRESH, *HARM, *FEW_BITS]
@@ -61,7 +65,9 @@ def full_tasks(path: Any) -> Dict[str, Task]:
     users, items = arrays["breast_cancer"].shape
     return {
         "diabetes": Task("diabetes", regression(32), *data.diabetes(arrays), samples=16, epochs=30, rate=0.02),
-        "ratings": Task("ratings", nets.Factors(users, items, 8), *data.ratings(arrays), samples=64, epochs=16, rate=2.0),
+        "ratings": Task(
+            "ratings", nets.Factors(users, items, 8), *data.ratings(arrays), samples=64, epochs=16, rate=2.0
+        ),
         "digits": Task("digits", nets.Mlp((64, 64, 32, 10)), *data.digits(), samples=16, epochs=20, rate=0.05),
         "textures-mlp": Task(
             "textures-mlp", nets.Mlp((544, 128, 64, 16)), *data.spectra(images), samples=32, epochs=8, rate=0.02
@@ -79,9 +85,13 @@ def small_tasks() -> Dict[str, Task]:
     users, items = arrays["breast_cancer"].shape
     return {
         "diabetes": Task("diabetes", regression(16), *data.diabetes(arrays), samples=16, epochs=10, rate=0.02),
-        "ratings": Task("ratings", nets.Factors(users, items, 4), *data.ratings(arrays), samples=128, epochs=4, rate=3.0),
+        "ratings": Task(
+            "ratings", nets.Factors(users, items, 4), *data.ratings(arrays), samples=128, epochs=4, rate=3.0
+        ),
         "digits": Task("digits", nets.Mlp((64, 32, 16, 10)), *data.digits(), samples=16, epochs=8, rate=0.05),
-        "textures-mlp": Task("textures-mlp", nets.Mlp((40, 32, 16)), *data.spectra(images), samples=16, epochs=6, rate=0.05),
+        "textures-mlp": Task(
+            "textures-mlp", nets.Mlp((40, 32, 16)), *data.spectra(images), samples=16, epochs=6, rate=0.05
+        ),
         "textures-conv": Task("textures-conv", nets.Conv(8, (4, 8), 16), *images, samples=16, epochs=4, rate=0.05),
     }
 
@@ -94,4 +104,6 @@ def regression(width: int) -> nets.Mlp:
 def margin(task: str, exact: List[float]) -> float:
     """Returns the margin of a task in the unit of its metric."""
     mean = sum(exact) / len(exact)
-    return {"diabetes": TABLE_SHARE * mean, "ratings": TABLE_SHARE * mean, "characters": TEXT_SHARE * mean}.get(task, POINTS)
+    return {"diabetes": TABLE_SHARE * mean, "ratings": TABLE_SHARE * mean, "characters": TEXT_SHARE * mean}.get(
+        task, POINTS
+    )

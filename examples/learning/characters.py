@@ -24,14 +24,23 @@ RATE, BETAS, EPSILON = 1.5e-3, (0.9, 0.95), 1e-8
 class Transformer:
     """Causal self-attention with the norms before (Radford 2019), without dropout."""
 
-    def __init__(self, characters: int, width: int = 256, layers: int = 7, heads: int = 4, length: int = LENGTH) -> None:
+    def __init__(
+        self, characters: int, width: int = 256, layers: int = 7, heads: int = 4, length: int = LENGTH
+    ) -> None:
         self.heads, self.layers, self.width, self.length, self.characters = heads, layers, width, length, characters
         shapes: List[Tuple[str, Tuple[int, ...]]] = [("embed", (characters, width)), ("position", (length, width))]
         for layer in range(layers):
             for name, shape in [
-                ("norm1", (width,)), ("shift1", (width,)), ("qkv", (width, 3 * width)), ("out", (width, width)),
-                ("norm2", (width,)), ("shift2", (width,)), ("up", (width, 4 * width)), ("up_bias", (4 * width,)),
-                ("down", (4 * width, width)), ("down_bias", (width,)),
+                ("norm1", (width,)),
+                ("shift1", (width,)),
+                ("qkv", (width, 3 * width)),
+                ("out", (width, width)),
+                ("norm2", (width,)),
+                ("shift2", (width,)),
+                ("up", (width, 4 * width)),
+                ("up_bias", (4 * width,)),
+                ("down", (4 * width, width)),
+                ("down_bias", (width,)),
             ]:
                 shapes.append((f"{name}.{layer}", shape))
         shapes += [("norm", (width,)), ("shift", (width,)), ("head", (width, characters))]
@@ -96,7 +105,7 @@ class Transformer:
         return found.view(len(codes), -1).mean(1)
 
     def gradients(self, weights: Any, codes: Any) -> Tuple[Any, Any]:
-        """Returns losses (runs, ranks) and gradients (runs, ranks, elements) for codes (runs, ranks, windows, length + 1)."""
+        """Returns losses (runs, ranks) and gradients (runs, ranks, elements); codes: (runs, ranks, windows, length + 1)."""
         runs, ranks = codes.shape[:2]
         each = weights[:, None].expand(runs, ranks, -1).reshape(runs * ranks, -1).detach().requires_grad_()
         losses = self.losses(each, codes.flatten(0, 1))
@@ -119,8 +128,13 @@ class Transformer:
 
 
 def train(
-    net: Transformer, texts: Dict[str, Any], seeds: Sequence[int], exchange: Exchange, steps: int,
-    windows: int = WINDOWS, rate: float = 1.0,
+    net: Transformer,
+    texts: Dict[str, Any],
+    seeds: Sequence[int],
+    exchange: Exchange,
+    steps: int,
+    windows: int = WINDOWS,
+    rate: float = 1.0,
 ) -> Outcome:
     """Trains all seeds data parallel with Adam; returns the test losses in nats a character."""
     import torch

@@ -113,7 +113,7 @@ def power(margin: float, deviation: float, count: int, difference: float = 0.0) 
 
 
 def seeds_needed(margin: float, deviation: float, most: int = 1000) -> int:
-    """Returns the smallest number of seeds at which equal results are found equivalent with power 0.8; at most `most`."""
+    """Returns the smallest number of seeds with a power of 0.8 to find equal results equivalent; at most `most`."""
     return next((n for n in range(2, most) if power(margin, deviation, n) >= POWER), most)
 
 
@@ -168,7 +168,9 @@ def judge(exact: Sequence[float], coded: Sequence[float], margin: float) -> Verd
     half = student_quantile(1 - LEVEL, count - 1) * error
     low, high = mean - half, mean + half
     if error > 0:
-        p = max(1 - student_cdf((margin - mean) / error, count - 1), 1 - student_cdf((mean + margin) / error, count - 1))
+        p = max(
+            1 - student_cdf((margin - mean) / error, count - 1), 1 - student_cdf((mean + margin) / error, count - 1)
+        )
     else:
         p = float(abs(mean) >= margin)
     if -margin < low and high < margin:

@@ -8,7 +8,8 @@ bible-kjv and bible-kjv-text of Debian 12 print: `bible -f gen1:1-rev22:21 > bib
 
 | data | from | licence |
 | --- | --- | --- |
-| 16 photographs and textures, as grey values | scikit-image and scikit-learn | CC0, public domain and CC BY, by their README files |
+| 14 photographs and textures, as grey values | scikit-image | CC0, public domain, or no known restrictions |
+| china, flower | scikit-learn; by danielbuechele and vultilion | CC BY 2.0 |
 | digits, diabetes, breast cancer | scikit-learn | CC BY 4.0 (UCI) and public tables |
 | the Bible in the King James translation | Debian's bible-kjv-text | public domain |
 
@@ -29,8 +30,22 @@ DIGITS = HERE.parent / "train" / "digits.bin"
 
 #: Classes of the task textures, in the order of their labels.
 IMAGES = (
-    "astronaut", "brick", "camera", "cell", "chelsea", "china", "coffee", "coins", "flower", "grass", "gravel",
-    "hubble", "immunohistochemistry", "moon", "retina", "rocket",
+    "astronaut",
+    "brick",
+    "camera",
+    "cell",
+    "chelsea",
+    "china",
+    "coffee",
+    "coins",
+    "flower",
+    "grass",
+    "gravel",
+    "hubble",
+    "immunohistochemistry",
+    "moon",
+    "retina",
+    "rocket",
 )
 #: Edge of a region and of a patch, in pixels, in the full and the short form.
 FULL_REGION, FULL_PATCH = 96, 32
@@ -131,7 +146,7 @@ def digits() -> Split:
 
 
 def diabetes(arrays: Dict[str, numpy.ndarray]) -> Split:
-    """Returns the regression: ten standardised columns of 442 patients, and the standardised course of the disease."""
+    """Returns the regression: ten columns of 442 patients and the progress of their disease, all standardised."""
     table = arrays["diabetes"].astype(numpy.float32)
     order = numpy.random.default_rng(22).permutation(len(table))
     table = table[order]

@@ -237,7 +237,7 @@ def train(
         if scaling is not None:
             applied = place(scaling.verdicts(averages)[:, None], task.train)
             averages = xp.where(applied, averages, xp.zeros_like(averages))
-            # A skipped step leaves the momentum, too, as it is.
+            # A skipped step does not change the momentum either.
             kept = xp.where(applied, MOMENTUM * speed, speed)
             speed = kept + averages
             master = master - rate_at(step, steps, rate * task.rate) * xp.where(applied, speed, xp.zeros_like(speed))
@@ -287,7 +287,9 @@ class SplitNet:
         first = inputs.reshape(seeds, size * samples, -1) @ w1 + b1[:, None]
         first = (first * (first > 0)).reshape(seeds, size, samples, -1)
         columns = w2.shape[2] // size
-        parts = [(w2[:, :, r * columns : (r + 1) * columns], b2[:, r * columns : (r + 1) * columns]) for r in range(size)]
+        parts = [
+            (w2[:, :, r * columns : (r + 1) * columns], b2[:, r * columns : (r + 1) * columns]) for r in range(size)
+        ]
         arrived = []
         for k in range(size):
             values = xp.stack([first[:, k]] * size)
@@ -314,9 +316,7 @@ class SplitNet:
         middle, inner = None, []
         for k in range(size):
             slope = slopes[k]() * masks[k]
-            change = [
-                (activations[k][r].swapaxes(-1, -2) @ slope[r], slope[r].sum(-2)) for r in range(size)
-            ]
+            change = [(activations[k][r].swapaxes(-1, -2) @ slope[r], slope[r].sum(-2)) for r in range(size)]
             middle = change if middle is None else [(a + c, b + d) for (a, b), (c, d) in zip(middle, change)]
             partial = xp.stack([slope[r] @ matrix.swapaxes(-1, -2) for r, (matrix, _) in enumerate(parts)])
             inner.append(self._start(ranks.reduce, partial, k, codec=self.codec))
@@ -335,13 +335,13 @@ class SplitNet:
 def train_split(
     task: Task, seeds: Sequence[int], exchange: Exchange, codec: str, overlap: bool = False, rate: float = 1.0
 ) -> Outcome:
-    """Trains all seeds with a divided middle layer: `codec` for activations and their gradients, the exchange for the rest."""
+    """Trains all seeds with a divided middle layer, whose activations and their gradients travel with `codec`."""
     net, size = task.net, exchange.ranks.size
     steps = task.steps(size)
     split = SplitNet(net, exchange.ranks, codec, overlap)
     master = place(numpy.stack([net.start(seed) for seed in seeds]), task.train)
     speed = master * 0
-    xp, begin, end = library(master), net.parts[2].begin, net.parts[3].end
+    xp, begin = library(master), net.parts[2].begin
     curve, began = Curve(steps), time.perf_counter()
     for step, (inputs, labels) in enumerate(batches(task, seeds, size)):
         losses, outer, middle = split.gradients(master, inputs, labels)

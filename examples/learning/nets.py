@@ -117,7 +117,9 @@ class Net:
         part = self.parts[index]
         return weights[:, part.begin : part.end].reshape(-1, *part.shape)
 
-    def gradients(self, weights: Any, inputs: Any, labels: Any, scale: Any = None, half: bool = False) -> Tuple[Any, Any]:
+    def gradients(
+        self, weights: Any, inputs: Any, labels: Any, scale: Any = None, half: bool = False
+    ) -> Tuple[Any, Any]:
         """Returns losses (runs, ranks) and gradients (runs, ranks, elements); `scale` multiplies the loss of a run."""
         cut = round_half if half else _same
         outputs, kept = self.forward(cut(weights), inputs if self.takes_numbers else cut(inputs), cut)

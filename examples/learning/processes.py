@@ -118,11 +118,18 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "weights.npy")
             environment = {
-                **os.environ, "PYTHONPATH": str(PYTHON), "CINCH_CODEC": codec, "CINCH_CODEC_MIN_BYTES": "1",
-                "CINCH_ALGO": "direct", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+                **os.environ,
+                "PYTHONPATH": str(PYTHON),
+                "CINCH_CODEC": codec,
+                "CINCH_CODEC_MIN_BYTES": "1",
+                "CINCH_ALGO": "direct",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(_free_port()),
             }
             command = [options.tool, "run", "-n", str(RANKS), "--", sys.executable, __file__]
-            ran = subprocess.run([*command, "--part", codec, str(feedback), out], env=environment, timeout=300, check=False)
+            ran = subprocess.run(
+                [*command, "--part", codec, str(feedback), out], env=environment, timeout=300, check=False
+            )
             is_equal = ran.returncode == 0 and batched(ranks, codec, feedback).tobytes() == numpy.load(out).tobytes()
         print(f"{'passed' if is_equal else 'FAILED'} {codec}{', with feedback' if feedback else ''}", flush=True)
         failed += not is_equal

@@ -49,11 +49,17 @@ def rows(ranks: Ranks, on_gpu: bool) -> Iterator[Dict[str, Any]]:
         encode = _fastest(lambda: cinch.encode(values[0], codec, out=wire), on_gpu)
         decode = _fastest(lambda: cinch.decode(wire, codec, out=target), on_gpu)
         yield {"case": f"encode {codec}", "elements": COUNT, "encode_ns": encode, "decode_ns": decode}
-    for codec in ("raw", "dynamic8", "dynamic8:tensor=1", "dynamic8:tensor=50", "linear8", "linear8:tensor=1",
-                  "linear8:tensor=50", "onebit"):
-        spent = _fastest(
-            lambda: ranks.all_reduce(values, codec=codec, algorithm="direct", tensor=7), on_gpu
-        )
+    for codec in (
+        "raw",
+        "dynamic8",
+        "dynamic8:tensor=1",
+        "dynamic8:tensor=50",
+        "linear8",
+        "linear8:tensor=1",
+        "linear8:tensor=50",
+        "onebit",
+    ):
+        spent = _fastest(lambda: ranks.all_reduce(values, codec=codec, algorithm="direct", tensor=7), on_gpu)
         yield {"case": f"all_reduce {codec}", "elements": COUNT, "ranks": ranks.size, "average_ns": spent}
     if on_gpu:
         yield from _copies(values[0])
@@ -74,8 +80,13 @@ def _copies(device: Any) -> Iterator[Dict[str, Any]]:
         unpack = _fastest(lambda: cinch.decode(moved, codec, out=device), True)
         whole = _fastest(lambda: cinch.copy(host, device, codec), True)
         yield {
-            "case": f"weights {codec}", "elements": COUNT, "plain_ns": plain, "pack_ns": pack, "move_ns": move,
-            "unpack_ns": unpack, "copy_ns": whole,
+            "case": f"weights {codec}",
+            "elements": COUNT,
+            "plain_ns": plain,
+            "pack_ns": pack,
+            "move_ns": move,
+            "unpack_ns": unpack,
+            "copy_ns": whole,
         }
 
 

@@ -148,7 +148,7 @@ class Exchange:
     """Averages the gradients of all ranks by all_reduce with a codec, for several independent runs at once.
 
     `codec` is cinch's word for it. With `feedback` the ranks keep encoding errors for the next step. A codec whose
-    scale belongs to a tensor (`tensor=`) takes one call for each run. `harm` changes what the ranks pass in: see `HARMS`.
+    scale belongs to a tensor (`tensor=`) takes one call for each run. `harm` changes what the ranks pass in (`HARMS`).
     """
 
     def __init__(self, ranks: Ranks, codec: str = "raw", feedback: bool = False, harm: str = "") -> None:
@@ -188,7 +188,12 @@ class Exchange:
             for run in range(runs):
                 options = {"tensor": run + 1, "feedback": run + 1 if self.feedback else 0}
                 comm.all_reduce(
-                    vectors[rank, run], out[rank, run], op="avg", codec=self.codec, algorithm="direct", stream=stream,
+                    vectors[rank, run],
+                    out[rank, run],
+                    op="avg",
+                    codec=self.codec,
+                    algorithm="direct",
+                    stream=stream,
                     **options,
                 )
 

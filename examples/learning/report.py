@@ -54,7 +54,8 @@ def _verdict_line(row: Dict[str, Any]) -> str:
     finite = [value for value in row["metrics"] if value is not None]
     reached = f"{_mean(finite):.4g}" if finite else "-"
     return (
-        f"| {task} | {row['case']} | {row.get('rate', 1):g} | {_mean(row['exact']):.4g} | {reached} | {interval} {unit} | "
+        f"| {task} | {row['case']} | {row.get('rate', 1):g} | {_mean(row['exact']):.4g} | {reached} | "
+        f"{interval} {unit} | "
         f"{row['margin']:.2g} | {len(row['seeds'])} | "
         f"{row['power']:.2f} | {row['verdict']} |"
     )
@@ -68,7 +69,9 @@ HEAD = (
 
 def codecs(rows: List[Dict[str, Any]]) -> str:
     """Returns the table of data-parallel training."""
-    chosen = [row for name in TASKS for row in rows if row["task"] == name and row["loop"] == "data" and "verdict" in row]
+    chosen = [
+        row for name in TASKS for row in rows if row["task"] == name and row["loop"] == "data" and "verdict" in row
+    ]
     return "\n".join([HEAD, *map(_verdict_line, chosen)])
 
 
@@ -103,7 +106,9 @@ def times(rows: List[Dict[str, Any]]) -> str:
 
 def drawing(rows: List[Dict[str, Any]]) -> str:
     """Returns an SVG of each difference in margins with its interval; the band is the margin."""
-    chosen = [row for name in TASKS for row in rows if row["task"] == name and row["loop"] == "data" and "verdict" in row]
+    chosen = [
+        row for name in TASKS for row in rows if row["task"] == name and row["loop"] == "data" and "verdict" in row
+    ]
     left, width, line, top, most = 330, 860, 17, 50, 4.0
     height = top + line * (len(chosen) + 2)
 
@@ -111,36 +116,48 @@ def drawing(rows: List[Dict[str, Any]]) -> str:
         return left + (max(-most, min(most, value)) + most) / (2 * most) * (width - left - 20)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="Helvetica, Arial, sans-serif">',
         "<title>Difference to exact training, in margins</title>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        '<text x="20" y="24" font-size="16" fill="#222222">Difference to exact training, in margins; band: equivalent</text>',
-        f'<rect x="{at(-1):.1f}" y="{top - 10}" width="{at(1) - at(-1):.1f}" height="{line * len(chosen) + 6}" fill="#dce6f0"/>',
+        '<text x="20" y="24" font-size="16" fill="#222222">Difference to exact training, in margins; '
+        "band: equivalent</text>",
+        f'<rect x="{at(-1):.1f}" y="{top - 10}" width="{at(1) - at(-1):.1f}" height="{line * len(chosen) + 6}" '
+        'fill="#dce6f0"/>',
     ]
     for number, row in enumerate(chosen):
         y = top + line * number
-        name = f"{TASKS[row['task']][0]}: {row['case']}" + (f" (rate {row['rate']:g})" if row.get("rate", 1) != 1 else "")
+        name = f"{TASKS[row['task']][0]}: {row['case']}" + (
+            f" (rate {row['rate']:g})" if row.get("rate", 1) != 1 else ""
+        )
         colour = {"e": "#228833", "w": "#cc3311", "b": "#4477aa"}.get(row["verdict"][0], "#888888")
         parts.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end" font-size="11" fill="#222222">{name}</text>')
         if row["diverged"]:
             low = high = middle = most
         else:
             low, high, middle = (row[key] / row["margin"] for key in ("low", "high", "difference"))
-        parts.append(f'<line x1="{at(low):.1f}" y1="{y}" x2="{at(high):.1f}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
+        parts.append(
+            f'<line x1="{at(low):.1f}" y1="{y}" x2="{at(high):.1f}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
+        )
         shape = f'<circle cx="{at(middle):.1f}" cy="{y}" r="3.5" fill="{colour}"/>'
         if middle >= most:
             shape = f'<path d="M{at(most):.1f} {y} l-9 -4 v8 z" fill="{colour}"/>'
         parts.append(shape)
     for tick in (-4, -2, -1, 0, 1, 2, 4):
         y = top + line * len(chosen) + 14
-        parts.append(f'<text x="{at(tick):.1f}" y="{y}" text-anchor="middle" font-size="11" fill="#222222">{tick}</text>')
+        parts.append(
+            f'<text x="{at(tick):.1f}" y="{y}" text-anchor="middle" font-size="11" fill="#222222">{tick}</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
 def page(text: str, rows: List[Dict[str, Any]]) -> str:
     """Returns the page with its tables replaced."""
     tables = {
-        "codecs": codecs(rows), "split": loop(rows, "split"), "weights": loop(rows, "weights"), "half": loop(rows, "half"),
+        "codecs": codecs(rows),
+        "split": loop(rows, "split"),
+        "weights": loop(rows, "weights"),
+        "half": loop(rows, "half"),
         "times": times(rows),
     }
 

@@ -37,14 +37,23 @@ from loops import AdaptiveWeights, LossScaling, Outcome, Task  # noqa: E402
 from ranks import Exchange, Ranks  # noqa: E402
 
 PARTS = (
-    "diabetes", "ratings", "digits", "split", "weights", "half", "textures-mlp", "textures-conv", "profile", "characters",
+    "diabetes",
+    "ratings",
+    "digits",
+    "split",
+    "weights",
+    "half",
+    "textures-mlp",
+    "textures-conv",
+    "profile",
+    "characters",
 )
 #: A power of two by which the planted task's loss shrinks: its gradients are below the smallest number of fp16.
 VANISHING = 2.0**-20
 #: Loss scale at which gradients of the task digits overflow, and clean steps until a scale grows.
 OVERFLOWING, GROWTH_INTERVAL = 2.0**24, 50
-#: Batches without growth after which AWP adds bits, in epochs, and growth that counts in mean growths of the first quarter
-#: of exact training. Small networks' norms change more from batch to batch than the source's.
+#: Batches without growth after which AWP adds bits, in epochs. Growth counts from so many mean growths of the first
+#: quarter of exact training. Small networks' norms change more from batch to batch than the source's.
 AWP_EPOCHS, AWP_GROWTHS = (2, 6), 16.0
 
 
@@ -54,7 +63,12 @@ class Writer:
     def __init__(self, path: Optional[pathlib.Path], digest: str, on_gpu: bool) -> None:
         self._path, self.rows = path, []
         commit = os.environ.get("LEARNING_COMMIT") or _output(["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"])
-        self._facts = {"commit": commit, "data": digest[:16], "machine": _machine(on_gpu), "versions": _versions(on_gpu)}
+        self._facts = {
+            "commit": commit,
+            "data": digest[:16],
+            "machine": _machine(on_gpu),
+            "versions": _versions(on_gpu),
+        }
 
     def write(self, row: Dict[str, Any]) -> None:
         """Appends a row to the file, and prints what it is about."""
@@ -66,10 +80,15 @@ class Writer:
                 file.write(json.dumps(row) + "\n")
         finite = [value for value in row.get("metrics", []) if value is not None]
         mean = sum(finite) / max(1, len(finite))
-        print(f"{row['task']:14} {row['loop']:10} {row['case']:44} {mean:9.4f} {row.get('verdict', ''):28} "
-              f"{row.get('seconds', 0):6.1f} s", flush=True)
+        print(
+            f"{row['task']:14} {row['loop']:10} {row['case']:44} {mean:9.4f} {row.get('verdict', ''):28} "
+            f"{row.get('seconds', 0):6.1f} s",
+            flush=True,
+        )
 
-    def outcome(self, task: str, loop: str, name: str, outcome: Outcome, seeds: List[int], exact: Any = None, **more: Any):
+    def outcome(
+        self, task: str, loop: str, name: str, outcome: Outcome, seeds: List[int], exact: Any = None, **more: Any
+    ):
         """Writes the row of one way to train, with its verdict beside the exact outcome if there is one."""
         row: Dict[str, Any] = {"task": task, "loop": loop, "case": name, "seeds": seeds}
         row["metrics"] = [float(f"{value:.6g}") for value in outcome.metrics]
@@ -119,11 +138,18 @@ class Runner:
     """Runs parts on communicators of one process."""
 
     def __init__(
-        self, tasks: Dict[str, Task], writer: Writer, seeds: int, on_gpu: bool, limit: float, host_averages: bool = False
+        self,
+        tasks: Dict[str, Task],
+        writer: Writer,
+        seeds: int,
+        on_gpu: bool,
+        limit: float,
+        host_averages: bool = False,
+        first_seed: int = 1,
     ) -> None:
         self.tasks = {name: task.on_gpu() if on_gpu else task for name, task in tasks.items()}
         self.writer, self.on_gpu, self.limit = writer, on_gpu, limit
-        self.seeds = list(range(1, seeds + 1))
+        self.seeds = list(range(first_seed, first_seed + seeds))
         self.ranks = Ranks(cases.RANKS, on_gpu and not host_averages)
         self.exact: Dict[Any, Outcome] = {}
         self._end = float("inf")
@@ -167,12 +193,16 @@ class Runner:
             self.writer.outcome(name, "data", case.name, outcome, self.seeds, exact, rate=case.rate)
 
     def split(self) -> None:
-        """Trains data and model parallel: 8 bits on activations and gradients, and 1 bit for the data-parallel layers."""
+        """Trains data and model parallel: 8 bits on activations and gradients, or 1 bit for data-parallel layers."""
         name = "digits"
         exact = self.exact_of(name)
         for own, between, feedback, overlap in [
-            ("raw", "raw", False, False), ("raw", "raw", False, True), ("dynamic8", "dynamic8", False, False),
-            ("dynamic8", "dynamic8", False, True), ("linear8", "linear8", False, True), ("onebit", "dynamic8", True, True),
+            ("raw", "raw", False, False),
+            ("raw", "raw", False, True),
+            ("dynamic8", "dynamic8", False, False),
+            ("dynamic8", "dynamic8", False, True),
+            ("linear8", "linear8", False, True),
+            ("onebit", "dynamic8", True, True),
         ]:
             if self.on_gpu and overlap or not self._has_time(f"split {own} {between}"):
                 continue
@@ -182,7 +212,7 @@ class Runner:
             self.writer.outcome(name, "split", words, outcome, self.seeds, exact, overlap=overlap)
 
     def weights(self, name: str = "digits") -> None:
-        """Trains with weights packed by AWP and ADT, and with each fixed number of bits, the best of which is the oracle."""
+        """Trains with weights packed by AWP and ADT, and with each fixed number of bits: the best is the oracle."""
         task, exact = self.tasks[name], self.exact_of(name)
         epoch = task.steps(cases.RANKS) // task.epochs
         threshold = AWP_GROWTHS * profiles.growth(task, self.seeds[:1], cases.RANKS)
@@ -196,10 +226,11 @@ class Runner:
             self.writer.outcome(name, "weights", words, outcome, self.seeds, exact, **more)
 
     def half(self, name: str = "digits") -> None:
-        """Trains in fp16 with and without loss scaling: as it is, from a scale that overflows, and on a planted task."""
+        """Trains in fp16 with and without loss scaling: plain, from a scale that overflows, and on a planted task."""
         task, exact, count = self.tasks[name], self.exact_of(name), len(self.seeds)
         for words, factor, scale in [
-            ("fp16 with scaler", 1.0, 65536.0), ("fp16 without scaler", 1.0, None),
+            ("fp16 with scaler", 1.0, 65536.0),
+            ("fp16 without scaler", 1.0, None),
             ("fp16 with scaler, overflow on purpose", 1.0, OVERFLOWING),
             ("fp16 with scaler, vanishing gradients", VANISHING, OVERFLOWING),
             ("fp16 without scaler, vanishing gradients", VANISHING, None),
@@ -217,7 +248,9 @@ class Runner:
             self.writer.write({"task": "profile", "loop": "time", **row})
 
 
-def characters(runner: Runner, arrays: Dict[str, Any], seeds: int, steps: int, limit: float, wanted: List[Case]) -> None:
+def characters(
+    runner: Runner, arrays: Dict[str, Any], seeds: int, steps: int, limit: float, wanted: List[Case]
+) -> None:
     """Trains the transformer with each codec, within `limit` seconds, and writes the 5-gram model's loss."""
     import torch
     from characters import Transformer, n_gram_loss, train
@@ -230,7 +263,9 @@ def characters(runner: Runner, arrays: Dict[str, Any], seeds: int, steps: int, l
     for case in wanted:
         if case.rate not in exact:
             exact[case.rate] = train(net, texts, numbers, Exchange(runner.ranks), steps, rate=case.rate)
-            runner.writer.outcome("characters", "data", "raw", exact[case.rate], numbers, rate=case.rate, parameters=net.size)
+            runner.writer.outcome(
+                "characters", "data", "raw", exact[case.rate], numbers, rate=case.rate, parameters=net.size
+            )
         if time.monotonic() > end:
             print(f"left out, no time: characters with {case.name}", flush=True)
             continue
@@ -278,6 +313,8 @@ def main() -> int:
     parser.add_argument("--cases", default="all", choices=("all", "close", "few"), help="codecs of the tasks")
     parser.add_argument("--out", type=pathlib.Path, help="file to which rows are added")
     parser.add_argument("--seeds", type=int, help="default: 20, in the short run 4")
+    parser.add_argument("--first-seed", type=int, default=1, help="new seeds for a case that more of them must decide")
+    parser.add_argument("--only", help="names of cases, divided by semicolons; default: all")
     parser.add_argument("--steps", type=int, default=1000, help="steps of the transformer")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds for each part")
     options = parser.parse_args()
@@ -289,10 +326,14 @@ def main() -> int:
     tasks = cases.small_tasks() if options.small else cases.full_tasks(options.full)
     writer = Writer(options.out, arrays["sha256"], options.gpu)
     seeds = options.seeds or (4 if options.small else cases.SEEDS)
-    runner = Runner(tasks, writer, seeds, options.gpu, options.limit, options.host_averages)
-    wanted = {"all": cases.ALL, "close": [*cases.CLOSE, *cases.REFRESH, *cases.HARM], "few": cases.FEW_BITS}[options.cases]
+    runner = Runner(tasks, writer, seeds, options.gpu, options.limit, options.host_averages, options.first_seed)
+    wanted = {"all": cases.ALL, "close": [*cases.CLOSE, *cases.REFRESH, *cases.HARM], "few": cases.FEW_BITS}[
+        options.cases
+    ]
     if options.small:
         wanted = [*cases.CLOSE, *cases.REFRESH, *cases.HARM, *cases.FEW_BITS[:5]]
+    if options.only:
+        wanted = [case for case in wanted if case.name in options.only.split(";")]
     names = PARTS[:-1] if options.small else options.parts.split(",")
     for name in names:
         if name == "characters":

@@ -1,6 +1,6 @@
 """Tests of networks, data and averages beside independent oracles. Needs numpy and cinch's library.
 
-    python3 examples/learning/test_learning.py
+python3 examples/learning/test_learning.py
 """
 
 import math

@@ -20,7 +20,7 @@ pub struct Row {
 }
 
 pub const HEADING: &str = "\
-model  codec                    feedback  test error %   95 % interval  overlaps   last loss   \
+model  codec                    feedback  test error %   95 % interval   last loss   \
 steps/s  bytes/step    ratio";
 
 impl Row {
@@ -49,22 +49,17 @@ impl Row {
         self.error.0 + self.error.1
     }
 
-    fn overlaps(&self, other: &Row) -> bool {
-        self.low() <= other.high() && other.low() <= self.high()
-    }
-
-    /// Formats the row, compared with the row of exact training; `None` compares it with itself.
+    /// Formats the row; the last column is the bytes of `exact`, or of this row, for each byte of this row.
     pub fn line(&self, exact: Option<&Row>) -> String {
         let exact = exact.unwrap_or(self);
         format!(
-            "{:<6} {:<24} {:<8} {:>13.2} {:>7.2} to {:>5.2}  {:<8} {:>10.4} {:>9.1} {:>11.0} {:>8.3}",
+            "{:<6} {:<24} {:<8} {:>13.2} {:>7.2} to {:>5.2} {:>11.4} {:>9.1} {:>11.0} {:>8.3}",
             self.model.name(),
             self.codec.to_string(),
             if self.feedback { "yes" } else { "no" },
             100.0 * self.error.0,
             100.0 * self.low(),
             100.0 * self.high(),
-            if self.overlaps(exact) { "yes" } else { "NO" },
             self.loss,
             self.steps_per_second,
             self.bytes_per_step,
@@ -248,8 +243,6 @@ mod tests {
             Row::new(Model::Mlp, CodecSpec::RAW, feedback, &outcomes)
         };
         let rows = [row(false, 0.02), row(true, 0.9)];
-        assert!(rows[0].line(None).contains("yes"));
-        assert!(rows[1].line(Some(&rows[0])).contains("NO"));
         assert!(
             rows[0].line(None).contains("20.0         100"),
             "{}",
