@@ -391,7 +391,7 @@ mod tests {
         let class_of = CallClass::new(Collective::AllReduce, CodecKind::Raw, 1_000_000);
         let time = Some(Duration::from_millis(2));
         let metrics = recorder.metrics();
-        metrics.count_call(class_of, 1_000_000, 500, time);
+        metrics.count_call(class_of, 1_000_000, [500, 500], time);
         let mut counters = RunCounters::new();
         parse_json(&process_json([&recorder], "h0", "test"), &mut counters).unwrap();
         let comm = &counters[&("a\\b".to_string(), 2)];

@@ -108,7 +108,7 @@ pub fn run(options: &AdviseOptions) -> ExitResult {
     }
     let isa = Isa::from_setting(&Config::default().simd);
     let isa = isa.map_err(|error| (FAILURE, error.to_string()))?;
-    let core = |spec| MeasuredCosts::of_core(Affine::default(), spec, isa);
+    let core = |spec| MeasuredCosts::of_core(Affine::default(), &[spec], isa);
     let hosts = options.hosts.map(|hosts| hosts as usize);
     let advice = advise(&counters, &options.codec, hosts, &core)
         .map_err(|error| (FAILURE, error.to_string()))?;
@@ -325,7 +325,7 @@ fn of_codec(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cinch::config::{CodecPolicy, Origin};
+    use cinch::config::{CodecPolicy, CommFacts, Origin};
 
     fn advice(comms: &[(&str, &[(u64, f64)])]) -> RunAdvice {
         let codecs = ["linear8", "cast_bf16"].map(|name| name.parse().unwrap());
@@ -370,9 +370,9 @@ mod tests {
                 .set("CINCH_CODEC_RULES", rules, Origin::Environment)
                 .unwrap();
             config.comm_name = name.into();
-            let policy = CodecPolicy::new(&config, false);
-            assert_eq!(policy.codec.to_string(), "linear8:block=256");
-            assert!(policy.min_bytes <= 64 << 20);
+            let policy = CodecPolicy::new(&config, CommFacts::first(2, 2));
+            assert_eq!(policy.codecs[0].codec.to_string(), "linear8:block=256");
+            assert!(policy.codecs[0].min_bytes <= 64 << 20);
         }
     }
 

@@ -5,7 +5,7 @@ use super::counters::{ClassName, ClassSums, CommCounters};
 use crate::bench::hosts::limits;
 use crate::bench::metrics::count_of;
 use cinch::comm::Call;
-use cinch::config::{CodecPolicy, Config};
+use cinch::config::{CodecPolicy, CommFacts, Config};
 use cinch::cpu::Isa;
 use cinch::plan::{Affine, MeasuredCosts, Planner};
 use cinch::schedule::Groups;
@@ -143,7 +143,7 @@ impl<'a> CommModel<'a> {
             codec: Some(codec),
             ..Call::new(class.collective, DType::F32, count)
         };
-        let policy = CodecPolicy::new(&config, self.groups.count() == 1);
+        let policy = CodecPolicy::new(&config, CommFacts::first(self.ranks, self.groups.count()));
         let request = call.under(&policy, self.ranks)?;
         Planner::new(limits, 0, Isa::Scalar).predict(&request)
     }
@@ -161,7 +161,7 @@ pub mod tests {
             fixed: 0.0,
             each: 1e-9,
         };
-        let mut costs = MeasuredCosts::of_core(Affine::default(), CodecSpec::RAW, Isa::Scalar)?;
+        let mut costs = MeasuredCosts::of_core(Affine::default(), &[], Isa::Scalar)?;
         costs.reduce = Affine {
             fixed: 0.0,
             each: 1e-10,

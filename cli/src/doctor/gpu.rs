@@ -114,9 +114,7 @@ fn of_device(device: &Device) -> CheckResult {
             found,
             "cinch needs 8.0 or newer; leave this GPU out with CUDA_VISIBLE_DEVICES",
         ),
-        false => {
-            CheckResult::ok(AREA, &name, found).with("memory_bytes", device.memory_bytes as u64)
-        }
+        false => CheckResult::ok(AREA, &name, found).with("memory_bytes", device.memory_bytes),
     }
 }
 

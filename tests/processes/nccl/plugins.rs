@@ -141,7 +141,7 @@ fn profiler_gets_events_of_calls_in_order() {
     let first = number(groups[0], "");
     let [started, ended] = [23, 24].map(|state| ran.place(&format!("{first} state {state} 0")));
     let stopped = ran.place(&format!("{first} stop"));
-    let apis = ran.with(&format!("start coll_api of="));
+    let apis = ran.with("start coll_api of=");
     let apis = apis.iter().filter(|line| number(line, "parent") == first);
     let apis: Vec<u32> = apis.map(|line| number(line, "")).collect();
     assert_eq!(apis.len(), 4, "{:?}", ran.lines);
