@@ -86,7 +86,7 @@ fn messages_inside_groups_may_be_raw() {
             };
             let plan = plan(limits.clone(), &asked);
             assert!(plan.intra.is_none(), "{groups}");
-            assert_eq!(plan.specs.inter.to_string(), "dynamic8");
+            assert_eq!(plan.specs.inter, "dynamic8".parse().unwrap());
             assert_eq!(plan.kernel, KernelProtocol::SIMPLE);
             let raw = plan
                 .schedule
