@@ -4,7 +4,7 @@ use crate::preload;
 use cinch::gpu::{Driver, kernels};
 use std::io::{self, Write};
 
-/// What the first steps depend on.
+/// Facts from which the first steps follow.
 struct Facts {
     cores: usize,
     /// Number of GPUs, or why none can be used.

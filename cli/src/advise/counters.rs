@@ -61,7 +61,7 @@ impl Ord for ClassName {
 
 /// Counters of the communicators of one name and number of ranks.
 #[derive(Clone, Debug, Default)]
-pub struct CommCounters {
+pub struct CommunicatorCounts {
     pub classes: BTreeMap<ClassName, ClassSums>,
     /// Host of each rank that is known.
     pub hosts: BTreeMap<usize, String>,
@@ -73,7 +73,7 @@ pub struct CommCounters {
     pub wait_seconds: f64,
 }
 
-impl CommCounters {
+impl CommunicatorCounts {
     /// Returns the number of ranks whose counters were read, of each communicator on average.
     pub fn ranks_read(&self) -> f64 {
         self.seen.len() as f64 / self.ids.len().max(1) as f64
@@ -86,7 +86,7 @@ impl CommCounters {
 }
 
 /// Communicators by name and number of ranks.
-pub type RunCounters = BTreeMap<(String, usize), CommCounters>;
+pub type RunCounters = BTreeMap<(String, usize), CommunicatorCounts>;
 
 /// Reads a file and adds its counters.
 ///
@@ -371,7 +371,7 @@ mod tests {
         }
     }
 
-    /// What the library itself writes is read without loss. `tests/processes/metrics.rs` does so with text.
+    /// JSON that the library itself writes is read without loss. `tests/processes/metrics.rs` does so with text.
     #[test]
     fn json_of_the_library_is_read() {
         use cinch::recorder::{CallClass, CommLabel, FlightRecorder, RankName, process_json};

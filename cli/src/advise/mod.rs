@@ -9,7 +9,7 @@ use cinch::config::{CollectiveSet, Config};
 use cinch::cpu::Isa;
 use cinch::plan::{Affine, MeasuredCosts};
 use cinch::{CodecSpec, DType};
-use counters::{ClassName, ClassSums, CommCounters, RunCounters};
+use counters::{ClassName, ClassSums, CommunicatorCounts, RunCounters};
 use model::{CommModel, CoreCosts};
 use serde::Serialize;
 use std::io;
@@ -40,7 +40,7 @@ pub struct AdviseOptions {
     json: bool,
 }
 
-/// What a codec would change on one communicator.
+/// Saving of a codec on one communicator.
 #[derive(Debug, PartialEq, Serialize)]
 struct CommSaving {
     communicator: String,
@@ -53,7 +53,7 @@ struct CommSaving {
     saves_bytes: f64,
 }
 
-/// What a codec would change in the run.
+/// Saving of a codec in the run.
 #[derive(Debug, PartialEq, Serialize)]
 struct CodecAdvice {
     codec: String,
@@ -166,12 +166,12 @@ fn advise(
 }
 
 /// Returns the seconds of a rank in all calls of a class.
-fn seconds_of(sums: &ClassSums, comm: &CommCounters) -> f64 {
+fn seconds_of(sums: &ClassSums, comm: &CommunicatorCounts) -> f64 {
     let mean = sums.timed_seconds / sums.timed_calls.max(1.0);
     mean * sums.calls / comm.ranks_read().max(1.0)
 }
 
-fn summary(name: &str, ranks: usize, hosts: usize, comm: &CommCounters) -> CommSummary {
+fn summary(name: &str, ranks: usize, hosts: usize, comm: &CommunicatorCounts) -> CommSummary {
     let read = comm.ranks_read().max(1.0);
     let raw_gradients = comm
         .classes
@@ -200,7 +200,7 @@ fn summary(name: &str, ranks: usize, hosts: usize, comm: &CommCounters) -> CommS
 }
 
 /// Returns why a communicator gets no rule, where that follows from its counters alone.
-fn note(summary: &CommSummary, comm: &CommCounters) -> Option<String> {
+fn note(summary: &CommSummary, comm: &CommunicatorCounts) -> Option<String> {
     if summary.ranks == 1 {
         return Some("one rank moves no data".into());
     }
@@ -219,7 +219,7 @@ fn note(summary: &CommSummary, comm: &CommCounters) -> Option<String> {
 /// than [`LEAST_SHARE`] of the communicator's time.
 fn saving(
     (name, ranks): (&str, usize),
-    comm: &CommCounters,
+    comm: &CommunicatorCounts,
     model: &CommModel,
     codec: CodecSpec,
 ) -> cinch::Result<Option<CommSaving>> {
@@ -358,7 +358,7 @@ mod tests {
         assert!(half.saves_seconds < best.saves_seconds);
     }
 
-    /// What is printed must be what the setting takes, and must apply to the calls that gain.
+    /// A printed rule must be one that the setting takes, and must apply to the calls that gain.
     #[test]
     fn rule_is_one_that_the_library_takes() {
         let advice = advice(&[("", SLOW), ("dp", SLOW)]);

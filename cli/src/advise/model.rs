@@ -1,7 +1,7 @@
 //! Predicted times of a run's calls with and without a codec, by the planner's cost model. The costs of the cores are
 //! measured; those of the link are fitted, so that the model gives the times that the run took.
 
-use super::counters::{ClassName, ClassSums, CommCounters};
+use super::counters::{ClassName, ClassSums, CommunicatorCounts};
 use crate::bench::hosts::limits;
 use crate::bench::metrics::count_of;
 use cinch::comm::Call;
@@ -37,7 +37,7 @@ pub struct CommModel<'a> {
 }
 
 /// Returns the hosts of the ranks: those that are known, or else an even division.
-pub fn groups(comm: &CommCounters, ranks: usize, hosts: Option<usize>) -> Groups {
+pub fn groups(comm: &CommunicatorCounts, ranks: usize, hosts: Option<usize>) -> Groups {
     let mut names: Vec<&String> = comm.hosts.values().collect();
     if hosts.is_none() && names.len() == ranks {
         return Groups::of_hosts(names);
@@ -57,7 +57,7 @@ impl<'a> CommModel<'a> {
     /// # Errors
     /// Returns the planner's errors, such as one about too many ranks for the slots.
     pub fn fitted(
-        comm: &CommCounters,
+        comm: &CommunicatorCounts,
         ranks: usize,
         groups: Groups,
         core: CoreCosts<'a>,
@@ -172,8 +172,8 @@ pub mod tests {
     }
 
     /// Returns counters of two ranks on two hosts that made 10 raw all_reduces of each size in the given seconds.
-    pub fn counters(times: &[(u64, f64)]) -> CommCounters {
-        let mut comm = CommCounters::default();
+    pub fn counters(times: &[(u64, f64)]) -> CommunicatorCounts {
+        let mut comm = CommunicatorCounts::default();
         for rank in 0..2 {
             comm.hosts.insert(rank, format!("h{rank}"));
         }
@@ -195,7 +195,7 @@ pub mod tests {
         comm
     }
 
-    fn fitted(times: &[(u64, f64)]) -> (CommCounters, CommModel<'static>) {
+    fn fitted(times: &[(u64, f64)]) -> (CommunicatorCounts, CommModel<'static>) {
         let comm = counters(times);
         let groups = groups(&comm, 2, None);
         assert_eq!(groups.count(), 2);
@@ -242,7 +242,7 @@ pub mod tests {
     fn hosts_come_from_the_counters_or_from_the_option() {
         let comm = counters(&[]);
         assert_eq!(groups(&comm, 2, Some(1)).count(), 1);
-        // Of four ranks two are known, on two hosts.
+        // Two of four ranks are known, on two hosts.
         assert_eq!(groups(&comm, 4, None).count(), 2);
         assert_eq!(groups(&comm, 3, None).count(), 3);
     }

@@ -19,7 +19,7 @@ const FEW_ITERATIONS: usize = 3;
 /// How two measurements of a call differ, judged by the spread of their iterations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Verdict {
+enum NoiseVerdict {
     /// The new run is faster, beyond its noise.
     Faster,
     /// The new run is slower, beyond its noise.
@@ -30,24 +30,24 @@ enum Verdict {
     Unknown,
 }
 
-impl Verdict {
-    fn of(old: &Figures, new: &Figures) -> Verdict {
+impl NoiseVerdict {
+    fn of(old: &Figures, new: &Figures) -> NoiseVerdict {
         if old.iterations.min(new.iterations) < FEW_ITERATIONS {
-            return Verdict::Unknown;
+            return NoiseVerdict::Unknown;
         }
         match (exceeds(new, old), exceeds(old, new)) {
-            (true, _) => Verdict::Slower,
-            (_, true) => Verdict::Faster,
-            _ => Verdict::WithinNoise,
+            (true, _) => NoiseVerdict::Slower,
+            (_, true) => NoiseVerdict::Faster,
+            _ => NoiseVerdict::WithinNoise,
         }
     }
 
     fn text(self) -> &'static str {
         match self {
-            Verdict::Faster => "faster",
-            Verdict::Slower => "SLOWER",
-            Verdict::WithinNoise => "~",
-            Verdict::Unknown => "?",
+            NoiseVerdict::Faster => "faster",
+            NoiseVerdict::Slower => "SLOWER",
+            NoiseVerdict::WithinNoise => "~",
+            NoiseVerdict::Unknown => "?",
         }
     }
 }
@@ -160,7 +160,7 @@ fn pair<'a>(old: &'a [Record], new: &'a [Record]) -> Pairing<'a> {
     }
 }
 
-/// One placement of a paired row, as a JSON line.
+/// Placement of a paired row, as a JSON line.
 #[derive(Serialize)]
 struct ComparedRow<'a> {
     #[serde(flatten)]
@@ -172,7 +172,7 @@ struct ComparedRow<'a> {
     time_ratio: f64,
     /// New over old `eff_bus_bw`; null if the old one is 0.
     bandwidth_ratio: Option<f64>,
-    verdict: Verdict,
+    verdict: NoiseVerdict,
     old: &'a Figures,
     new: &'a Figures,
 }
@@ -195,7 +195,7 @@ impl<'a> ComparedRow<'a> {
                 time_ratio: now.time_us / before.time_us,
                 bandwidth_ratio: (before.eff_bus_bw > 0.0)
                     .then(|| now.eff_bus_bw / before.eff_bus_bw),
-                verdict: Verdict::of(before, now),
+                verdict: NoiseVerdict::of(before, now),
                 old: before,
                 new: now,
             })
@@ -398,10 +398,10 @@ fn write_totals(rows: &[ComparedRow], pairing: &Pairing, out: &mut dyn Write) ->
          {} with too few iterations (?)",
         pairing.pairs.len(),
         (logs.sum::<f64>() / rows.len() as f64).exp(),
-        count(Verdict::Slower),
-        count(Verdict::Faster),
-        count(Verdict::WithinNoise),
-        count(Verdict::Unknown)
+        count(NoiseVerdict::Slower),
+        count(NoiseVerdict::Faster),
+        count(NoiseVerdict::WithinNoise),
+        count(NoiseVerdict::Unknown)
     )
 }
 
@@ -420,21 +420,27 @@ mod tests {
         record
     }
 
-    fn verdict(old: [f64; 3], new: [f64; 3], iterations: usize) -> Verdict {
+    fn verdict(old: [f64; 3], new: [f64; 3], iterations: usize) -> NoiseVerdict {
         let (old, new) = (timed(8, old, iterations), timed(8, new, iterations));
-        Verdict::of(&old.out_of_place, &new.out_of_place)
+        NoiseVerdict::of(&old.out_of_place, &new.out_of_place)
     }
 
     #[test]
     fn change_within_the_spread_of_iterations_is_noise() {
         let old = [9.0, 10.0, 14.0];
-        assert_eq!(verdict(old, [9.9, 11.0, 15.0], 20), Verdict::WithinNoise);
-        assert_eq!(verdict(old, [10.1, 11.0, 15.0], 20), Verdict::Slower);
-        assert_eq!(verdict([10.1, 11.0, 15.0], old, 20), Verdict::Faster);
+        assert_eq!(
+            verdict(old, [9.9, 11.0, 15.0], 20),
+            NoiseVerdict::WithinNoise
+        );
+        assert_eq!(verdict(old, [10.1, 11.0, 15.0], 20), NoiseVerdict::Slower);
+        assert_eq!(verdict([10.1, 11.0, 15.0], old, 20), NoiseVerdict::Faster);
         // Few iterations count only if those of the runs do not overlap.
-        assert_eq!(verdict(old, [10.1, 11.0, 15.0], 5), Verdict::WithinNoise);
-        assert_eq!(verdict(old, [14.1, 15.0, 16.0], 5), Verdict::Slower);
-        assert_eq!(verdict(old, [14.1, 15.0, 16.0], 2), Verdict::Unknown);
+        assert_eq!(
+            verdict(old, [10.1, 11.0, 15.0], 5),
+            NoiseVerdict::WithinNoise
+        );
+        assert_eq!(verdict(old, [14.1, 15.0, 16.0], 5), NoiseVerdict::Slower);
+        assert_eq!(verdict(old, [14.1, 15.0, 16.0], 2), NoiseVerdict::Unknown);
     }
 
     #[test]
@@ -513,7 +519,7 @@ mod tests {
         for (old, new) in &pairing.pairs {
             for row in ComparedRow::of(old, new) {
                 assert_eq!(row.time_ratio, 1.0);
-                let changed = [Verdict::Slower, Verdict::Faster].contains(&row.verdict);
+                let changed = [NoiseVerdict::Slower, NoiseVerdict::Faster].contains(&row.verdict);
                 assert!(!changed, "{:?}", row.key);
             }
         }

@@ -1,7 +1,7 @@
 //! Charts of records: a report as one HTML file with its script inside, and an SVG.
 
 use super::columns::{PlacedRecord, named};
-use super::page_summary::{self, Summary};
+use super::page_summary::{self, Summary, short_codec};
 use super::record::Record;
 use crate::plot::{Panel, Series, svg};
 use serde::Serialize;
@@ -133,11 +133,6 @@ fn section((title, rows): (String, Vec<&Record>)) -> Section {
         panels: panels(&rows).iter().map(chart).collect(),
         rows: rows.iter().map(|row| cells(row)).collect(),
     }
-}
-
-/// Returns a codec's name without the usual block size.
-pub fn short_codec(codec: &str) -> String {
-    codec.replace(":block=256", "")
 }
 
 /// Returns the title of a record's section, such as `reduce (max) of f32 at root 1, 2 ranks, H200`.

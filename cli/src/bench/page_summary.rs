@@ -1,6 +1,5 @@
 //! The first screen of a report: a line of numbers for each section and codec.
 
-use super::page::short_codec;
 use super::record::Record;
 use serde::Serialize;
 
@@ -34,6 +33,11 @@ const COLUMNS: [&str; 7] = [
     "worst RMS error",
 ];
 
+/// Returns a codec's name without the usual block size.
+pub fn short_codec(codec: &str) -> String {
+    codec.replace(":block=256", "")
+}
+
 /// Returns the numbers of all sections.
 pub fn summary(sections: &[(String, Vec<&Record>)]) -> Summary {
     let all = || sections.iter().flat_map(|(_, rows)| rows);
@@ -66,7 +70,7 @@ fn line((section, title): (usize, &str), rows: &[&Record], codec: String) -> Opt
             .copied()
             .filter(|row| short_codec(&row.codec) == codec)
     };
-    // Of several modes the fastest row of a size counts.
+    // If a size ran in several modes, the fastest row of a size counts.
     let fastest = |size: usize| {
         let rows = own().filter(|row| row.size == size);
         rows.min_by(|a, b| a.out_of_place.time_us.total_cmp(&b.out_of_place.time_us))

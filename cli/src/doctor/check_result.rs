@@ -35,9 +35,9 @@ pub struct CheckResult {
     /// Name of the check, such as `memlock`.
     pub check: String,
     pub level: Severity,
-    /// What was found.
+    /// Observation, as a phrase.
     pub found: String,
-    /// What to do; `None` for results that are ok.
+    /// Advice; `None` for results that are ok.
     pub advice: Option<String>,
     /// The numbers, by name; names end in their unit.
     pub values: BTreeMap<String, Value>,
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_printed_by_area_with_their_advice() {
+    fn results_are_printed_by_area_with_their_advice() {
         let results = [
             CheckResult::ok("limits", "nofile", "1024 descriptors").with("nofile", 1024),
             CheckResult::error("limits", "memlock", "64 KiB", "raise it"),

@@ -1,7 +1,7 @@
 //! Environment variables: settings that are unknown, misspelt, out of range or in each other's way, and the job that a
 //! launcher describes.
 
-use super::Variables;
+use super::EnvironmentVariables;
 use super::check_result::CheckResult;
 use cinch::bootstrap::{Rendezvous, discover, half_set};
 use cinch::config::{Config, KNOBS, LAUNCHER_VARIABLES, NCCL_NAMES, Origin, unknown_among};
@@ -10,10 +10,10 @@ use std::ffi::OsString;
 const AREA: &str = "environment";
 
 /// Largest number of changed letters between a name and the one that was probably meant.
-const TYPO: usize = 3;
+const TYPO: usize = 2;
 
 /// Checks all variables. Also returns the settings, without those that are invalid.
-pub fn check(variables: &Variables) -> (Config, Vec<CheckResult>) {
+pub fn check(variables: &EnvironmentVariables) -> (Config, Vec<CheckResult>) {
     let (config, mut results) = settings(variables);
     results.extend(unknown(variables));
     results.extend(nccl(variables));
@@ -23,7 +23,7 @@ pub fn check(variables: &Variables) -> (Config, Vec<CheckResult>) {
 }
 
 /// Reads each setting by itself, so that all invalid ones are found.
-fn settings(variables: &Variables) -> (Config, Vec<CheckResult>) {
+fn settings(variables: &EnvironmentVariables) -> (Config, Vec<CheckResult>) {
     let mut config = Config::default();
     let mut results = Vec::new();
     let mut set = Vec::new();
@@ -50,7 +50,7 @@ fn settings(variables: &Variables) -> (Config, Vec<CheckResult>) {
 }
 
 /// Names that begin with `CINCH_` and are no settings.
-fn unknown(variables: &Variables) -> Vec<CheckResult> {
+fn unknown(variables: &EnvironmentVariables) -> Vec<CheckResult> {
     let known: Vec<&str> = KNOBS.iter().map(|knob| knob.name).collect();
     let names = unknown_among(variables.names());
     let found = |name: String| {
@@ -69,7 +69,7 @@ fn unknown(variables: &Variables) -> Vec<CheckResult> {
 }
 
 /// NCCL's variables, as the drop-in reads them.
-fn nccl(variables: &Variables) -> Vec<CheckResult> {
+fn nccl(variables: &EnvironmentVariables) -> Vec<CheckResult> {
     let mut results = Vec::new();
     let known: Vec<&str> = NCCL_NAMES.iter().map(|name| name.name).collect();
     let lookup = |name: &str| variables.get(name).map(OsString::from);
@@ -113,7 +113,7 @@ fn nccl(variables: &Variables) -> Vec<CheckResult> {
     results
 }
 
-fn is_valid(variables: &Variables, name: &str) -> bool {
+fn is_valid(variables: &EnvironmentVariables, name: &str) -> bool {
     variables.get(name).is_none_or(|value| {
         let mut config = Config::default();
         config.set(name, value, Origin::Environment).is_ok()
@@ -171,7 +171,7 @@ const CONTRADICTIONS: &[Contradiction] = &[
     },
 ];
 
-fn contradictions(variables: &Variables, config: &Config) -> Vec<CheckResult> {
+fn contradictions(variables: &EnvironmentVariables, config: &Config) -> Vec<CheckResult> {
     let are_set = |names: &[&str]| names.iter().all(|name| variables.get(name).is_some());
     CONTRADICTIONS
         .iter()
@@ -181,7 +181,7 @@ fn contradictions(variables: &Variables, config: &Config) -> Vec<CheckResult> {
 }
 
 /// The job that a launcher describes.
-fn job(variables: &Variables, config: &Config) -> Option<CheckResult> {
+fn job(variables: &EnvironmentVariables, config: &Config) -> Option<CheckResult> {
     let lookup = |name: &str| {
         let is_known = LAUNCHER_VARIABLES.contains(&name);
         is_known.then(|| variables.get(name).map(str::to_string))?
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     fn results(variables: &[(&str, &str)]) -> Vec<CheckResult> {
-        check(&Variables::of(variables)).1
+        check(&EnvironmentVariables::of(variables)).1
     }
 
     fn found<'a>(results: &'a [CheckResult], name: &str) -> &'a CheckResult {
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn every_invalid_value_is_an_error_of_its_own() {
-        let variables = Variables::of(&[
+        let variables = EnvironmentVariables::of(&[
             ("CINCH_SLOTS", "3"),
             ("CINCH_CODEC", "linear9"),
             ("CINCH_CHANNELS", "4"),

@@ -5,7 +5,7 @@
 
 use super::check_result::{self, CheckResult, Severity};
 use super::clock::{self, ClockDifference};
-use super::{DoctorOptions, MachineReport, Scope, Variables, exit_code, write_json};
+use super::{DoctorOptions, EnvironmentVariables, MachineReport, Scope, exit_code, write_json};
 use crate::host_file;
 use crate::hosts::{log_in, passed_on, remote_command, remote_tool};
 use crate::{ExitResult, FAILURE, USAGE, finish};
@@ -33,7 +33,7 @@ const MOST_BYTES: u64 = 4 << 20;
 /// Answer of a host.
 type HostAnswer = Result<(MachineReport, ClockDifference), String>;
 
-/// What is printed with `--json`.
+/// Object that `--json` prints.
 #[derive(Serialize)]
 struct HostsReport {
     hosts: BTreeMap<String, MachineReport>,
@@ -71,7 +71,7 @@ pub fn agent(out: &mut dyn Write) -> ExitResult {
         )
     })?;
     let scope = Scope::here();
-    let mut variables = Variables::read(&scope).map_err(failure)?;
+    let mut variables = EnvironmentVariables::read(&scope).map_err(failure)?;
     variables.0.extend(given);
     let report = serde_json::to_string(&MachineReport::of(&scope, &variables));
     let report = report.map_err(|error| (FAILURE, error.to_string()))?;

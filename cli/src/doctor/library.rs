@@ -1,7 +1,7 @@
 //! Which libnccl.so.2 a program would load: LD_PRELOAD, then LD_LIBRARY_PATH, then the system's folders.
 
 use super::check_result::CheckResult;
-use super::{Scope, Variables};
+use super::{EnvironmentVariables, Scope};
 use crate::preload;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,15 +21,15 @@ const SYSTEM: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// What a libnccl is.
+/// Origin of a libnccl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum NcclOrigin {
     Cinch,
     Other,
 }
 
 /// Checks what is preloaded, which library is found first, and the paths that some programs read.
-pub fn check(scope: &Scope, variables: &Variables) -> Vec<CheckResult> {
+pub fn check(scope: &Scope, variables: &EnvironmentVariables) -> Vec<CheckResult> {
     let mut results = Vec::new();
     let preloaded = preloaded(scope, variables, &mut results);
     results.push(match first(scope, variables) {
@@ -40,8 +40,8 @@ pub fn check(scope: &Scope, variables: &Variables) -> Vec<CheckResult> {
         ),
         Some((path, kind)) => {
             let what = match kind {
-                Kind::Cinch => "cinch's",
-                Kind::Other => "another library",
+                NcclOrigin::Cinch => "cinch's",
+                NcclOrigin::Other => "another library",
             };
             let path = path.display().to_string();
             CheckResult::ok(
@@ -50,12 +50,17 @@ pub fn check(scope: &Scope, variables: &Variables) -> Vec<CheckResult> {
                 format!("the linker finds {path} first, {what}"),
             )
             .with("path", path)
-            .with("is_cinch", kind == Kind::Cinch)
+            .with("is_cinch", kind == NcclOrigin::Cinch)
         }
     });
     results.extend(preload::PATHS.iter().filter_map(|name| {
         let path = variables.get(name)?;
-        Some(of_path(scope, name, path, preloaded == Some(Kind::Cinch)))
+        Some(of_path(
+            scope,
+            name,
+            path,
+            preloaded == Some(NcclOrigin::Cinch),
+        ))
     }));
     results.push(CheckResult::ok(
         AREA,
@@ -67,7 +72,11 @@ pub fn check(scope: &Scope, variables: &Variables) -> Vec<CheckResult> {
 }
 
 /// Checks each library of LD_PRELOAD. Returns what the first libnccl among them is.
-fn preloaded(scope: &Scope, variables: &Variables, results: &mut Vec<CheckResult>) -> Option<Kind> {
+fn preloaded(
+    scope: &Scope,
+    variables: &EnvironmentVariables,
+    results: &mut Vec<CheckResult>,
+) -> Option<NcclOrigin> {
     let text = variables.get("LD_PRELOAD").unwrap_or_default();
     let entries = text.split([':', ' ']).filter(|entry| !entry.is_empty());
     let mut first = None;
@@ -89,8 +98,10 @@ fn preloaded(scope: &Scope, variables: &Variables, results: &mut Vec<CheckResult
         let kind = kind_of(&path);
         first = first.or(kind);
         results.push(match kind {
-            Some(Kind::Cinch) => CheckResult::ok(AREA, "LD_PRELOAD", format!("{entry} is cinch's"))
-                .with("path", entry),
+            Some(NcclOrigin::Cinch) => {
+                CheckResult::ok(AREA, "LD_PRELOAD", format!("{entry} is cinch's"))
+                    .with("path", entry)
+            }
             _ => CheckResult::warning(
                 AREA,
                 "LD_PRELOAD",
@@ -112,8 +123,8 @@ fn of_path(scope: &Scope, name: &str, path: &str, preloads_cinch: bool) -> Check
             format!("{path} is no libnccl"),
             format!("correct {name}, or unset it"),
         ),
-        Some(Kind::Cinch) => CheckResult::ok(AREA, name, format!("{path} is cinch's")),
-        Some(Kind::Other) if preloads_cinch => CheckResult::warning(
+        Some(NcclOrigin::Cinch) => CheckResult::ok(AREA, name, format!("{path} is cinch's")),
+        Some(NcclOrigin::Other) if preloads_cinch => CheckResult::warning(
             AREA,
             name,
             format!(
@@ -121,12 +132,14 @@ fn of_path(scope: &Scope, name: &str, path: &str, preloads_cinch: bool) -> Check
             ),
             format!("unset {name}; `cinch run --preload` sets it"),
         ),
-        Some(Kind::Other) => CheckResult::ok(AREA, name, format!("{path} is another library")),
+        Some(NcclOrigin::Other) => {
+            CheckResult::ok(AREA, name, format!("{path} is another library"))
+        }
     }
 }
 
 /// Returns the libnccl that the dynamic linker finds first for a program without a search path of its own.
-fn first(scope: &Scope, variables: &Variables) -> Option<(PathBuf, Kind)> {
+fn first(scope: &Scope, variables: &EnvironmentVariables) -> Option<(PathBuf, NcclOrigin)> {
     let listed = variables.get("LD_LIBRARY_PATH").unwrap_or_default();
     let listed = listed.split([':', ';']).filter(|folder| !folder.is_empty());
     let configured = configured(scope);
@@ -159,10 +172,10 @@ fn configured(scope: &Scope) -> Vec<String> {
 }
 
 /// Returns what a file is; `None` if it is no libnccl.
-fn kind_of(path: &Path) -> Option<Kind> {
+fn kind_of(path: &Path) -> Option<NcclOrigin> {
     match preload::is_ours(path) {
-        Ok(true) => Some(Kind::Cinch),
-        Ok(false) => Some(Kind::Other),
+        Ok(true) => Some(NcclOrigin::Cinch),
+        Ok(false) => Some(NcclOrigin::Other),
         Err(_) => None,
     }
 }
@@ -182,7 +195,7 @@ mod tests {
         let root = FakeRoot::new("preload");
         root.write("opt/libnccl.so.2", "not an ELF file");
         let of = |value: &str| {
-            let variables = Variables::of(&[("LD_PRELOAD", value)]);
+            let variables = EnvironmentVariables::of(&[("LD_PRELOAD", value)]);
             check(&root.scope(), &variables)
         };
         assert_eq!(
@@ -207,7 +220,7 @@ mod tests {
     fn first_library_follows_the_linkers_order() {
         let root = FakeRoot::new("search");
         let first_of = |paths: &str| {
-            let variables = Variables::of(&[("LD_LIBRARY_PATH", paths)]);
+            let variables = EnvironmentVariables::of(&[("LD_LIBRARY_PATH", paths)]);
             let found = first(&root.scope(), &variables);
             found.map(|(path, _)| path.strip_prefix(&root.0).unwrap().display().to_string())
         };
@@ -226,7 +239,7 @@ mod tests {
         let root = FakeRoot::new("paths");
         root.write("opt/libnccl.so.2", "x");
         let of = |path: &str| {
-            let variables = Variables::of(&[("VLLM_NCCL_SO_PATH", path)]);
+            let variables = EnvironmentVariables::of(&[("VLLM_NCCL_SO_PATH", path)]);
             level(&check(&root.scope(), &variables), "VLLM_NCCL_SO_PATH")
         };
         assert_eq!(of("/none"), Severity::Error);

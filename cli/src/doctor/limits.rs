@@ -19,7 +19,7 @@ const MANY_RANKS: u64 = 256;
 const FEW_THREADS: u64 = 2048;
 
 /// A limit of a process: its number, or none.
-type Limit = Option<u64>;
+type SoftLimit = Option<u64>;
 
 /// Checks the limits of the process, and memory.
 pub fn check(scope: &Scope, config: &Config) -> Vec<CheckResult> {
@@ -27,7 +27,7 @@ pub fn check(scope: &Scope, config: &Config) -> Vec<CheckResult> {
     let mut results = Vec::new();
     for (check, line) in [
         (
-            memlock as fn(&Scope, &Config, Limit) -> CheckResult,
+            memlock as fn(&Scope, &Config, SoftLimit) -> CheckResult,
             "Max locked memory",
         ),
         (nofile, "Max open files"),
@@ -53,7 +53,7 @@ pub fn check(scope: &Scope, config: &Config) -> Vec<CheckResult> {
 
 /// Returns the soft limit in the line that begins with `name`; `None` without such a line, and a limit of `None` if it
 /// is unlimited.
-fn soft_limit(limits: &str, name: &str) -> Option<Limit> {
+fn soft_limit(limits: &str, name: &str) -> Option<SoftLimit> {
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     match line.split_whitespace().next()? {
         "unlimited" => Some(None),
@@ -62,7 +62,7 @@ fn soft_limit(limits: &str, name: &str) -> Option<Limit> {
 }
 
 /// RDMA devices lock the slots of a communicator in memory.
-fn memlock(scope: &Scope, config: &Config, limit: Limit) -> CheckResult {
+fn memlock(scope: &Scope, config: &Config, limit: SoftLimit) -> CheckResult {
     let need = config.buffer_bytes as u64;
     let Some(limit) = limit else {
         return CheckResult::ok(AREA, "memlock", "any amount of memory may be locked");
@@ -88,7 +88,7 @@ fn memlock(scope: &Scope, config: &Config, limit: Limit) -> CheckResult {
 }
 
 /// Each TCP connection takes descriptors.
-fn nofile(_: &Scope, config: &Config, limit: Limit) -> CheckResult {
+fn nofile(_: &Scope, config: &Config, limit: SoftLimit) -> CheckResult {
     let limit = limit.unwrap_or(u64::MAX >> 1);
     let each = cinch::transport::descriptors_per_peer(TransportKind::Tcp, config).max(1) as u64;
     let peers = limit.saturating_sub(OTHER_DESCRIPTORS) / each;
@@ -109,7 +109,7 @@ fn nofile(_: &Scope, config: &Config, limit: Limit) -> CheckResult {
         .with("descriptors_per_peer", each)
 }
 
-fn nproc(_: &Scope, _: &Config, limit: Limit) -> CheckResult {
+fn nproc(_: &Scope, _: &Config, limit: SoftLimit) -> CheckResult {
     match limit {
         None => CheckResult::ok(AREA, "nproc", "any number of processes and threads"),
         Some(limit) if limit < FEW_THREADS => CheckResult::warning(

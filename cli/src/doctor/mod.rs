@@ -103,36 +103,36 @@ impl Scope {
 
 /// Names and values of environment variables.
 #[derive(Clone, Debug, Default)]
-struct Variables(BTreeMap<String, String>);
+struct EnvironmentVariables(BTreeMap<String, String>);
 
-impl Variables {
+impl EnvironmentVariables {
     /// Returns this process's variables, or those of the process to check.
-    fn read(scope: &Scope) -> io::Result<Variables> {
+    fn read(scope: &Scope) -> io::Result<EnvironmentVariables> {
         if scope.is_here && scope.process == "self" {
             let text = |text: OsString| text.to_string_lossy().into_owned();
-            return Ok(Variables(
+            return Ok(EnvironmentVariables(
                 std::env::vars_os()
                     .map(|(name, value)| (text(name), text(value)))
                     .collect(),
             ));
         }
         match std::fs::read(scope.process_file("environ")) {
-            Ok(bytes) => Ok(Variables::parse(&bytes)),
+            Ok(bytes) => Ok(EnvironmentVariables::parse(&bytes)),
             // A copy of a machine's files need not have a process.
-            Err(_) if !scope.is_here => Ok(Variables::default()),
+            Err(_) if !scope.is_here => Ok(EnvironmentVariables::default()),
             Err(error) => Err(error),
         }
     }
 
     /// Parses the text of /proc/PID/environ.
-    fn parse(bytes: &[u8]) -> Variables {
+    fn parse(bytes: &[u8]) -> EnvironmentVariables {
         let entries = bytes.split(|&byte| byte == 0);
         let pairs = entries.filter_map(|entry| {
             let text = String::from_utf8_lossy(entry).into_owned();
             let (name, value) = text.split_once('=')?;
             Some((name.to_string(), value.to_string()))
         });
-        Variables(pairs.collect())
+        EnvironmentVariables(pairs.collect())
     }
 
     fn get(&self, name: &str) -> Option<&str> {
@@ -144,9 +144,9 @@ impl Variables {
     }
 
     #[cfg(test)]
-    fn of(pairs: &[(&str, &str)]) -> Variables {
+    fn of(pairs: &[(&str, &str)]) -> EnvironmentVariables {
         let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
-        Variables(pairs.iter().map(owned).collect())
+        EnvironmentVariables(pairs.iter().map(owned).collect())
     }
 }
 
@@ -166,7 +166,7 @@ struct MachineReport {
 }
 
 impl MachineReport {
-    fn of(scope: &Scope, variables: &Variables) -> MachineReport {
+    fn of(scope: &Scope, variables: &EnvironmentVariables) -> MachineReport {
         let (config, environment) = environment::check(variables);
         let chosen = scope.is_here.then(|| chosen(&config));
         let mut results = gpu::check(scope);
@@ -210,7 +210,7 @@ pub fn run(options: &DoctorOptions) -> ExitResult {
         return hosts::run(options, file, &mut out);
     }
     let scope = Scope::of(options);
-    let variables = Variables::read(&scope).map_err(|error| {
+    let variables = EnvironmentVariables::read(&scope).map_err(|error| {
         let path = scope.process_file("environ");
         (crate::FAILURE, format!("{}: {error}", path.display()))
     })?;
@@ -306,7 +306,7 @@ mod tests {
     fn variables_of_another_process_are_read() {
         let root = FakeRoot::new("environ");
         root.write("proc/self/environ", "A=1=2\0CINCH_LOG=info\0\0broken");
-        let variables = Variables::read(&root.scope()).unwrap();
+        let variables = EnvironmentVariables::read(&root.scope()).unwrap();
         assert_eq!(variables.get("A"), Some("1=2"));
         assert_eq!(variables.get("CINCH_LOG"), Some("info"));
         assert_eq!(variables.names().count(), 2);
@@ -315,9 +315,12 @@ mod tests {
     #[test]
     fn report_fails_exactly_if_a_finding_is_an_error() {
         let root = FakeRoot::new("report");
-        let good = MachineReport::of(&root.scope(), &Variables::default());
+        let good = MachineReport::of(&root.scope(), &EnvironmentVariables::default());
         assert_eq!(exit_code(&good.results), 0, "{good:?}");
-        let bad = MachineReport::of(&root.scope(), &Variables::of(&[("CINCH_SLOTS", "3")]));
+        let bad = MachineReport::of(
+            &root.scope(),
+            &EnvironmentVariables::of(&[("CINCH_SLOTS", "3")]),
+        );
         assert_eq!(exit_code(&bad.results), WRONG);
     }
 
