@@ -14,6 +14,9 @@ use cinch::{Collective, Communicator};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicBool;
 
+/// Whether the log has that the plug-in sets constants.
+static CONSTANTS_LOGGED: AtomicBool = AtomicBool::new(false);
+
 /// The tuner of one communicator.
 pub(super) struct CommTuner {
     plugin: &'static Plugin<TunerFunctions>,
@@ -70,7 +73,7 @@ impl CommTuner {
         };
         plugin.accept(result)?;
         if constants != TunerConstants::ZERO {
-            plugin.log_once(&AtomicBool::new(false), || {
+            plugin.log_once(&CONSTANTS_LOGGED, || {
                 "it sets constants of NCCL's cost model, which cinch does not have".into()
             });
         }
