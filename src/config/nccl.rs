@@ -410,6 +410,8 @@ mod tests {
             ("NCCL_IB_QPS_PER_CONNECTION", "4"),
             ("NCCL_IB_SL", "1"),
             ("NCCL_IB_TC", "106"),
+            ("NCCL_PROFILER_PLUGIN", "inspector"),
+            ("NCCL_TUNER_PLUGIN", ""),
         ])
         .unwrap();
         assert_eq!(config.interface.as_deref(), Some("^docker,lo"));
@@ -433,6 +435,8 @@ mod tests {
             (20, 5, 4)
         );
         assert_eq!((config.ib_service_level, config.ib_traffic_class), (1, 106));
+        assert_eq!(config.nccl_profiler_plugin.as_deref(), Some("inspector"));
+        assert_eq!(config.nccl_tuner_plugin, None);
         assert_eq!(config.notes, []);
     }
 

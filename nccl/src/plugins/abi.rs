@@ -1,6 +1,6 @@
 //! Layouts and numbers of NCCL's plug-in interfaces: profiler versions 5 and 6, tuner versions 5 and 6.
 //!
-//! Of both interfaces, version 6 begins as version 5 does: the profiler's adds kinds of events that cinch does not
+//! Version 6 of both interfaces begins as version 5 does: the profiler's adds kinds of events that cinch does not
 //! have, and the tuner's adds `getChunkSize` behind the functions that cinch calls.
 
 use crate::types::ncclResult_t;
