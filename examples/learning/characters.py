@@ -105,7 +105,7 @@ class Transformer:
         return found.view(len(codes), -1).mean(1)
 
     def gradients(self, weights: Any, codes: Any) -> Tuple[Any, Any]:
-        """Returns losses (runs, ranks) and gradients (runs, ranks, elements); codes: (runs, ranks, windows, length + 1)."""
+        """Returns losses (runs, ranks) and gradients (runs, ranks, elements) of windows of length + 1 codes."""
         runs, ranks = codes.shape[:2]
         each = weights[:, None].expand(runs, ranks, -1).reshape(runs * ranks, -1).detach().requires_grad_()
         losses = self.losses(each, codes.flatten(0, 1))

@@ -280,6 +280,7 @@ class Factors(Net):
         """See `Net.forward`; inputs are pairs of numbers."""
         chosen = [inputs[..., 0], inputs[..., 1] + self.users]
         runs = library(weights).arange(len(weights)).reshape(-1, 1, 1)
+        runs = runs.to(weights.device) if hasattr(runs, "to") else runs
         table = self.tensor(weights, 0)
         both = [cut(table[runs, rows]) for rows in chosen]
         product = (both[0][..., :-1] * both[1][..., :-1]).sum(-1)[..., None]
