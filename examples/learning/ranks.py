@@ -6,7 +6,8 @@ communicators of all ranks, so data pass through the engine, the codec and the t
 
 Several independent runs, one for each seed, share a call. A run's vector is padded to a multiple of ranks x 256 and
 cut into one shard for each rank; the call has shard 0 of all runs, then shard 1, and so on. Blocks of 256 elements then
-belong to one run, and rank r reduces the elements that it would reduce if the run had a call of its own.
+belong to one run, and, while a shard of all runs fits one chunk of host memory, rank r reduces the elements that it
+would reduce if the run had a call of its own.
 """
 
 import os

@@ -19,8 +19,8 @@ for parts in diabetes,ratings digits half,weights,split; do
     background+=($!)
 done
 
-# Averages on the GPU must have the bits of averages on host memory before anything trains there. If they differ, the
-# networks train on the GPU and their gradients are averaged in host memory: slower, with the bits of the host.
+# Averages on the GPU must err as those on host memory do before anything trains there. If not, the networks train on the
+# GPU, and their gradients are averaged in host memory, which is slower.
 mode=--gpu
 if ! timeout -k 5 90 python3 examples/learning/gpu_check.py >"$out/check.log" 2>&1; then
     mode="--gpu --host-averages"
