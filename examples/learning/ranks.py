@@ -79,6 +79,8 @@ class Ranks:
         if current is not None:
             for rank in which:
                 current.wait_stream(self._streams[rank])
+                # A failure after a launch does not appear in the stream.
+                self.comms[rank].check()
 
     def all_reduce(self, values: Any, **options: Any) -> Any:
         """Sums or averages `values[rank]` over the ranks; returns every rank's result."""

@@ -48,6 +48,8 @@ PARTS = (
     "profile",
     "characters",
 )
+#: Seconds of processor time of the short run: 3 minutes on two cores.
+SHORT_LIMIT = 360
 #: A power of two by which the planted task's loss shrinks: its gradients are below the smallest number of fp16.
 VANISHING = 2.0**-20
 #: Loss scale at which gradients of the task digits overflow, and clean steps until a scale grows.
@@ -343,6 +345,10 @@ def main() -> int:
             runner.part(name, wanted)
     runner.ranks.close()
     wrong = short_checks(writer.rows) if options.small else []
+    if options.small:
+        print(f"{time.process_time():.0f} s of processor time, of at most {SHORT_LIMIT}")
+        if time.process_time() > SHORT_LIMIT:
+            wrong.append("the short run takes too long for continuous integration")
     for line in wrong:
         print("FAILED", line)
     print(f"{len(writer.rows)} rows" + (f", {len(wrong)} checks failed" if options.small else ""))
