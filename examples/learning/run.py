@@ -157,7 +157,7 @@ class Runner:
         self._end = float("inf")
 
     def part(self, name: str, wanted: Iterable[Case]) -> None:
-        """Runs a part within its limit of seconds; cases that do not begin in time are left out."""
+        """Runs one part, limited to some seconds; cases that do not begin in time are left out."""
         self._end = time.monotonic() + self.limit
         special = {"split": self.split, "weights": self.weights, "half": self.half, "profile": self.profile}
         if name in special:
