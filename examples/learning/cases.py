@@ -1,4 +1,4 @@
-"""What is run: tasks, codecs, margins and step sizes. Margins are stated here, before any run.
+"""Tasks, codecs, margins and step sizes of the runs. Margins are stated here, before any run.
 
 Margins are those of a difference to training without a codec that its user would not mind: 0.3 points of test error,
 0.5 % of a language model's loss, 1 % of a regression's root mean square error.

@@ -119,7 +119,7 @@ def seeds_needed(margin: float, deviation: float, most: int = 1000) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the tests found. Differences have the metric's unit."""
+    """Results of the tests. Differences have the metric's unit."""
 
     verdict: str
     margin: float

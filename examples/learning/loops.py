@@ -268,7 +268,7 @@ class SplitNet:
         if len(net.parts) != 6 or net.parts[2].shape[1] % ranks.size:
             raise ValueError("the network needs three layers, and a second layer that the ranks divide")
         self.net, self.ranks, self.codec = net, ranks, codec
-        # One thread makes all calls, because the ranks of a communicator must agree on their order.
+        # A single thread makes all calls, because the ranks of a communicator must agree on their order.
         self.worker = concurrent.futures.ThreadPoolExecutor(1) if overlap else None
         self.replicas_equal = True
 
