@@ -203,17 +203,7 @@ fn connect_until(
         .and_then(|isa| Ok((isa, table(&config)?)))
         .inspect_err(|error| exchange.announce(error))?;
     let exchange = transport::merge_hosts(exchange, &config, &fault)?;
-    let peers = exchange.peers();
-    let facts = CommFacts {
-        ranks: peers.len(),
-        hosts: Groups::of_hosts(peers.iter().map(|peer| peer.host_id)).count(),
-        order: first_order(&*exchange, order)?,
-    };
-    let policy = CodecPolicy::new(&config, facts);
-    let policy = match facts.hosts == 1 && !topology::may_have_groups(&config) {
-        true => policy.on_groups(1),
-        false => policy,
-    };
+    let policy = policy(&*exchange, &config, order)?;
     agreement::compare_settings(&*exchange, &config, &policy, table.as_deref())?;
     let (info, state) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa, deadline)?;
@@ -281,6 +271,27 @@ fn connect_until(
         log_connected(&comm);
     }
     Ok(comm)
+}
+
+/// Returns the policy for calls that name no codec. All ranks call it together.
+fn policy(
+    exchange: &dyn bootstrap::OutOfBand,
+    config: &Config,
+    order: usize,
+) -> Result<CodecPolicy> {
+    let peers = exchange.peers();
+    let facts = CommFacts {
+        ranks: peers.len(),
+        hosts: Groups::of_hosts(peers.iter().map(|peer| peer.host_id)).count(),
+        order: first_order(exchange, order)?,
+    };
+    let policy = CodecPolicy::new(config, facts);
+    Ok(
+        match facts.hosts == 1 && !topology::may_have_groups(config) {
+            true => policy.on_groups(1),
+            false => policy,
+        },
+    )
 }
 
 /// Returns the order of the communicator on rank 0. Other ranks may have created more communicators, or several ranks

@@ -170,20 +170,25 @@ pub(super) fn seconds(
         let coded = many.max(0.0) * coded * FUSED_CODED_ELEMENT;
         return waits + travels.max(coded) + network;
     }
-    // A schedule that is not hierarchical has no messages for the level inside groups.
-    let [raw_encodes, raw_decodes] = match request.codec.intra.is_lossy() {
-        true => [0, 0],
-        false => counts.intra_coded,
-    };
-    let [encodes, decodes] = [
-        counts.encodes.saturating_sub(raw_encodes),
-        counts.decodes.saturating_sub(raw_decodes),
-    ];
+    let [encodes, decodes] = coded_steps(request, counts);
     waits
         + travels
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
         + passes * chunk * (encodes as f64 * encode + decodes as f64 * decode)
         + network
+}
+
+/// Returns the encodes and decodes of a call. Those inside groups are left out if messages are raw there; a schedule
+/// that is not hierarchical has none.
+fn coded_steps(request: &Request, counts: &CostCounts) -> [usize; 2] {
+    let [encodes, decodes] = match request.codec.intra.is_lossy() {
+        true => [0, 0],
+        false => counts.intra_coded,
+    };
+    [
+        counts.encodes.saturating_sub(encodes),
+        counts.decodes.saturating_sub(decodes),
+    ]
 }
 
 /// Returns whether ranks send to all others at once.

@@ -20,6 +20,7 @@ impl Source {
         let path = &self.path;
         path.starts_with("tests/")
             || path.contains("/tests/")
+            || path.contains("_tests/")
             || path.contains("/conformance")
             || path.ends_with("_tests.rs")
             || path.ends_with("/tests.rs")
