@@ -36,16 +36,18 @@ class Net:
     """Namespaces of hosts, joined by bridges in one more namespace. A context manager that removes them.
 
     All hosts are on one bridge, or each on one of `switches`: (bridge, bridge above it, rate of the link between both).
-    `places` has the bridge of each host.
+    `places` has the bridge of each host. With `one_host` all namespaces have one /dev/shm, so ranks in them are containers
+    of one host.
     """
 
-    def __init__(self, hosts, rate=None, switches=(), places=None):
+    def __init__(self, hosts, rate=None, switches=(), places=None, one_host=False):
         # Names contain the process id, so that two runs cannot remove each other's namespaces.
         self.spaces = [f"cinch-{os.getpid()}-{host}" for host in range(hosts)]
         self.switch = f"cinch-{os.getpid()}-switch"
         self.rate = rate
         self.switches = list(switches)
         self.places = places or ["bridge"] * hosts
+        self.one_host = one_host
         self.secret = None
         self.directory = None
 
@@ -89,8 +91,8 @@ class Net:
                 self.shape(space, DEVICE, self.rate)
                 self.shape(self.switch, port, self.rate)
         self.directory = tempfile.TemporaryDirectory(prefix="cinch-hosts-")
-        for space in self.spaces:
-            (pathlib.Path(self.directory.name) / space).mkdir(mode=0o1777)
+        for host in range(len(self.spaces)):
+            self.shared_memory(host).mkdir(mode=0o1777, exist_ok=True)
         self.secret = tempfile.NamedTemporaryFile("w", suffix=".secret")  # made with mode 0600
         self.secret.write(secrets.token_hex(32))
         self.secret.flush()
@@ -135,15 +137,20 @@ class Net:
                               stdout=subprocess.PIPE)
         return int(done.stdout.split("counter packets ")[1].split()[0])
 
+    def shared_memory(self, host):
+        """Returns the folder that is /dev/shm in a namespace."""
+        name = "one-host" if self.one_host else self.spaces[host]
+        return pathlib.Path(self.directory.name) / name
+
     def inside(self, host):
-        """Returns the words before a command that runs in the namespace of a host, with the host's own /dev/shm.
+        """Returns the words before a command that runs in the namespace of a host, with the /dev/shm of the host.
 
         Ranks in different network namespaces with one /dev/shm are containers of one host.
         """
         space = self.spaces[host]
         # `ip netns exec` gives the command a mount namespace of its own, so the mount ends with it.
         return ["ip", "netns", "exec", space, "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"',
-                str(pathlib.Path(self.directory.name) / space)]
+                str(self.shared_memory(host))]
 
     def popen(self, host, command, environment=None, **options):
         """Starts a command in the namespace of a host."""
