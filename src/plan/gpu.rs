@@ -18,8 +18,7 @@ use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::{Error, Result};
 use crate::gpu::abi::LINE_BYTES;
-use crate::gpu_links::LinkClass;
-use crate::schedule::{self, CostCounts, Op, Schedule, SchedulePattern, StepPeers};
+use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{
     Algorithm, CodecSpec, Collective, DType, Kernel, KernelProtocol, Level, Protocol, ScaleRule,
 };
@@ -494,35 +493,6 @@ fn in_one_order(
         codec,
         (variant, Algorithm::Direct, rings),
     )
-}
-
-impl ClassBytes {
-    /// Counts the bytes of a rank in one pass. `wire_bytes` has the bytes of a message for each level.
-    fn new(schedule: &Schedule, gpu: &GpuLimits, wire_bytes: [usize; 2]) -> ClassBytes {
-        let mut of_class = [[0, 0]; 3];
-        let mut count = |peers: &StepPeers, level: Level, direction: usize| {
-            let bytes = wire_bytes[level as usize];
-            for &peer in peers.iter() {
-                of_class[0][direction] += bytes;
-                match gpu.pairs.class(schedule.rank, peer as usize) {
-                    LinkClass::SameDevice | LinkClass::NvLink => {}
-                    LinkClass::Pcie => of_class[1][direction] += bytes,
-                    LinkClass::Host => of_class[2][direction] += bytes,
-                }
-            }
-        };
-        for (at, step) in schedule.steps.iter().enumerate() {
-            count(&step.send_to, step.gives, 0);
-            // All steps of a forwarding chain receive one message.
-            let is_again = step.op == Op::RecvCopySend && at > 0 && schedule.steps[at - 1].more;
-            if !is_again {
-                count(&step.recv_from, step.takes, 1);
-            }
-        }
-        // A link carries both directions at once, so the larger of both matters. A root receives more than it sends.
-        let [all, pcie, pinned] = of_class.map(|[sent, received]: [usize; 2]| sent.max(received));
-        ClassBytes { all, pcie, pinned }
-    }
 }
 
 /// Returns the candidate for a kernel variant that the tuning selected; `None` if the variant

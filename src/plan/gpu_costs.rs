@@ -6,8 +6,9 @@ use super::encoded_tiles::TILE;
 use super::fused_blocks::{FUSED_SHARE, coded_share};
 use super::limits::{GpuLimits, Limits};
 use crate::codec::info;
-use crate::schedule::CostCounts;
-use crate::types::{Algorithm, CodecKind, Kernel, Protocol};
+use crate::gpu_links::LinkClass;
+use crate::schedule::{CostCounts, Op, Schedule, StepPeers};
+use crate::types::{Algorithm, CodecKind, Kernel, Level, Protocol};
 
 /// Bytes of the busiest rank's messages in one pass: the larger of those sent and received.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,35 @@ pub(super) struct ClassBytes {
     pub pcie: usize,
     /// Through pinned host memory.
     pub pinned: usize,
+}
+
+impl ClassBytes {
+    /// Counts the bytes of a rank in one pass. `wire_bytes` has the bytes of a message for each level.
+    pub fn new(schedule: &Schedule, gpu: &GpuLimits, wire_bytes: [usize; 2]) -> ClassBytes {
+        let mut of_class = [[0, 0]; 3];
+        let mut count = |peers: &StepPeers, level: Level, direction: usize| {
+            let bytes = wire_bytes[level as usize];
+            for &peer in peers.iter() {
+                of_class[0][direction] += bytes;
+                match gpu.pairs.class(schedule.rank, peer as usize) {
+                    LinkClass::SameDevice | LinkClass::NvLink => {}
+                    LinkClass::Pcie => of_class[1][direction] += bytes,
+                    LinkClass::Host => of_class[2][direction] += bytes,
+                }
+            }
+        };
+        for (at, step) in schedule.steps.iter().enumerate() {
+            count(&step.send_to, step.gives, 0);
+            // All steps of a forwarding chain receive one message.
+            let is_again = step.op == Op::RecvCopySend && at > 0 && schedule.steps[at - 1].more;
+            if !is_again {
+                count(&step.recv_from, step.takes, 1);
+            }
+        }
+        // A link carries both directions at once, so the larger of both matters. A root receives more than it sends.
+        let [all, pcie, pinned] = of_class.map(|[sent, received]: [usize; 2]| sent.max(received));
+        ClassBytes { all, pcie, pinned }
+    }
 }
 
 /// Costs on H200 GPUs, with NVLink where no other link is named. "Why the planner's constants are what they are" in
@@ -92,7 +122,7 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
 }
 
 /// Returns the predicted seconds of a candidate whose busiest rank has the work `counts` and sends or receives `bytes` in
-/// each pass. A message for [`Level::Inter`](crate::types::Level) has `wire_bytes` bytes.
+/// each pass. A message for [`Level::Inter`] has `wire_bytes` bytes.
 pub(super) fn seconds(
     (gpu, nranks): (&GpuLimits, usize),
     request: &Request,
