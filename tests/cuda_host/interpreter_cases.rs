@@ -10,6 +10,7 @@ use super::interpreter_work::{Buffers, Residuals, Work, shapes};
 use super::library::starts;
 use crate::support::{self, Rng};
 use cinch::codec::{KERNEL_CODECS, kernel_family};
+use cinch::config::FileChoice;
 use cinch::mem::PeerBufferLayout;
 use cinch::plan::{GpuLimits, Limits, MachineFacts, Resident};
 use cinch::schedule::Groups;
@@ -87,7 +88,9 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
             for dtype in DType::ALL.into_iter().filter(|dtype| dtype.has_codecs()) {
                 for shape in shapes(|_| true) {
                     let spec = rng.pick(&specs);
-                    works.push(work(shape, dtype, spec, KernelProtocol::SIMPLE, rng));
+                    let coded = work(shape, dtype, spec, KernelProtocol::SIMPLE, rng);
+                    works.extend(raw_inside(&coded, spec));
+                    works.push(coded);
                 }
             }
         }
@@ -110,6 +113,25 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
         }
     }
     works
+}
+
+/// Returns the call with raw messages inside groups, if it has groups and communicators have such a default codec for it.
+fn raw_inside(work: &Work, spec: CodecSpec) -> Option<Work> {
+    let is_default = matches!(
+        work.call.collective,
+        Collective::AllReduce | Collective::ReduceScatter
+    );
+    let mut raw = work.clone();
+    raw.call.codec = Some(CodecSetting {
+        intra: CodecSpec::RAW,
+        inter: spec,
+        auto: false,
+    });
+    (is_default && work.call.algorithm == Some(Algorithm::Hierarchical)).then_some(raw)
+}
+
+fn is_by_level(work: &Work) -> bool {
+    work.call.codec.is_some_and(|codec| codec.is_by_level())
 }
 
 /// Returns a call whose other properties are random.
@@ -183,13 +205,20 @@ fn work(
     }
 }
 
-/// Returns the outputs of all ranks of the host engine, by call.
+/// Returns the outputs of all ranks of the host engine, by call. A call names one codec; a codec by level is the default of
+/// a communicator whose ranks have groups, so a call with one is alone.
 fn by_host(works: &[Work], limits: &Limits) -> Vec<Vec<Vec<u8>>> {
-    let config = Config {
+    let mut config = Config {
         slot_bytes: 256 << 10,
         buffer_bytes: 1 << 30,
         ..support::config(TransportKind::Loopback)
     };
+    if let [Work { call, .. }] = works
+        && let Some(codec) = call.codec.filter(|codec| codec.is_by_level())
+    {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology/B.xml");
+        (config.codec, config.topology) = (codec, FileChoice::File(file.into()));
+    }
     let mut by_rank = local_world(limits.nranks, &config, |comm| {
         let rank = comm.rank();
         let run = |(index, work): (usize, &Work)| {
@@ -198,6 +227,7 @@ fn by_host(works: &[Work], limits: &Limits) -> Vec<Vec<Vec<u8>>> {
             for _ in 0..work.times {
                 let call = Call {
                     op: work.op(rank),
+                    codec: work.call.codec.filter(|_| !is_by_level(work)),
                     feedback: work.call.feedback.map(|_| index as u64),
                     ..work.call
                 };
@@ -278,8 +308,12 @@ fn check_entry(entry: &str, seed: u64, wrong: &mut Vec<String>) -> usize {
     let works = works(entry, &kernels, &mut rng);
     let mut ran = 0;
     for nranks in RANKS {
-        let alike = works.iter().filter(|work| work.nranks == nranks);
-        ran += check(&kernels, nranks, alike.cloned().collect(), wrong);
+        let alike = works.iter().filter(|work| work.nranks == nranks).cloned();
+        let (by_level, alike): (Vec<Work>, Vec<Work>) = alike.partition(is_by_level);
+        ran += check(&kernels, nranks, alike, wrong);
+        for one in by_level {
+            ran += check(&kernels, nranks, vec![one], wrong);
+        }
     }
     println!(
         "{entry}: {ran} calls, {compiled:.1?} to compile, {:.1?} in all",
