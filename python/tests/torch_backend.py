@@ -357,7 +357,7 @@ def survivor():
 
 def killed():
     """Starts 3 ranks, ends rank 0, and requires an error on the others within 20 s."""
-    store = pathlib.Path(__file__).resolve().parent / f"store-{os.getpid()}"
+    store = pathlib.Path(tempfile.gettempdir()) / f"cinch-store-{os.getpid()}"
     environment = {**os.environ, "WORLD_SIZE": "3", "CINCH_TEST_STORE": str(store)}
     command = [sys.executable, __file__, "survivor"]
     ranks = [

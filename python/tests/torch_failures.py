@@ -10,6 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -194,7 +195,7 @@ def survivor(hook):
 
 def killed():
     """Ends rank 0 of 3 while the others wait for it in backward(): their errors name its rank and process."""
-    store = pathlib.Path(__file__).resolve().parent / f"store-{os.getpid()}"
+    store = pathlib.Path(tempfile.gettempdir()) / f"cinch-store-{os.getpid()}"
     environment = {**os.environ, "WORLD_SIZE": "3", "CINCH_TEST_STORE": str(store)}
     for hook in ("plain", "hook"):
         command = [sys.executable, __file__, "survivor", hook]
