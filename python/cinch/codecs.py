@@ -99,7 +99,8 @@ def copy(array: Any, out: Any, codec: str, draw: int = 0, stream: Any = None) ->
     target = described_output(out, given.count, given.dtype, "out")
     check(
         LIBRARY.cinch_copy(
-            codec.encode(), given.pointer(), target.pointer(), given.count, given.dtype, draw, _stream(stream)
+            codec.encode(), given.pointer(), target.pointer(), given.count, given.dtype, draw,
+            stream_of(stream, (given, target)),
         )
     )
     return out
