@@ -288,7 +288,7 @@ def short_checks(rows: List[Dict[str, Any]]) -> List[str]:
             wrong.append(f"{key}: ranks received different bits")
         is_close = key[2] in [case.name for case in cases.CLOSE]
         # With few seeds a small difference decides nothing.
-        if key[1] == "data" and is_close and row["low"] > row["margin"]:
+        if key[1] == "data" and is_close and (row["diverged"] or row["low"] > row["margin"]):
             wrong.append(f"{key}: {row['verdict']}")
         if key[2] == "raw" and not row["losses"][-1] < 0.8 * row["losses"][0]:
             wrong.append(f"{key}: the loss went from {row['losses'][0]} to {row['losses'][-1]}")
