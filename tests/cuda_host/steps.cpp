@@ -40,9 +40,8 @@ struct Step {
 
 namespace {
 
-template <class E, class C>
-void run(const Step &step) {
-  using Mover = CodedSimple<E, C>;
+// Fills the shared memory of the block.
+void fill_channel(const Step &step) {
   Channel &own = this_channel();
   own.work = {};
   memcpy(own.work.codec.word, step.codec, sizeof(step.codec));
@@ -54,6 +53,11 @@ void run(const Step &step) {
     own.peers[step.nrecv + t] = (uint8_t)t;
     own.slots[0].at[WARP + t] = step.targets[t];
   }
+}
+
+template <class E, class C>
+void run(const Step &step) {
+  using Mover = CodedSimple<E, C>;
   Job job = {};
   job.input = step.input;
   job.output = step.output;
@@ -69,6 +73,8 @@ void run(const Step &step) {
   cinch_comm_view comm = {};
   comm.nranks = step.nranks;
   launch(1, WARP, [&] {
+    if (threadIdx.x == 0) fill_channel(step);
+    __syncthreads();
     Mover::prepare(WARP);
     __syncthreads();
     const Mover mover(this_channel().work, comm, Stop{this_channel().stopped});
