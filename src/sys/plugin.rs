@@ -17,7 +17,8 @@ pub struct PluginLibrary(Library);
 pub enum PluginAbsence {
     /// The setting is `none`, or it is unset and no library has the default name.
     Unwanted,
-    /// The setting names a plug-in that cannot be opened; the text has the loader's reason for each name.
+    /// A plug-in is there or is named by the setting, and cannot be opened. The text has the loader's reason for each
+    /// name.
     Failed(String),
 }
 
@@ -29,10 +30,15 @@ impl PluginLibrary {
     /// The reason why no plug-in is open.
     pub fn open(prefix: &str, setting: Option<&str>) -> Result<PluginLibrary, PluginAbsence> {
         let Some(setting) = setting else {
-            let library = open_file(&format!("{prefix}.so"));
-            return library
-                .map(PluginLibrary)
-                .map_err(|_| PluginAbsence::Unwanted);
+            let name = format!("{prefix}.so");
+            let library = open_file(&name).map(PluginLibrary);
+            // The reason has another name if a library is absent that the plug-in needs.
+            return library.map_err(|reason| {
+                match reason.contains(&name) && reason.contains("No such file") {
+                    true => PluginAbsence::Unwanted,
+                    false => PluginAbsence::Failed(reason),
+                }
+            });
         };
         if setting.eq_ignore_ascii_case(NONE) {
             return Err(PluginAbsence::Unwanted);
@@ -102,6 +108,19 @@ mod tests {
             panic!("a library of that name was opened");
         };
         assert!(reason.contains("libcinch-absent-x.so"), "{reason}");
+    }
+
+    #[test]
+    fn default_plugin_that_is_damaged_is_a_failure() {
+        let prefix = std::env::temp_dir().join(format!("cinch-plugin-{}", std::process::id()));
+        let library = prefix.with_extension("so");
+        std::fs::write(&library, "no library").unwrap();
+        let opened = PluginLibrary::open(prefix.to_str().unwrap(), None).err();
+        std::fs::remove_file(&library).unwrap();
+        assert!(
+            matches!(opened, Some(PluginAbsence::Failed(_))),
+            "{opened:?}"
+        );
     }
 
     #[test]
