@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import cinch
 import cinch.torch
 from cinch.torch import calls
+from torch_backend import join
 
 
 def require(condition, text):
@@ -215,17 +216,6 @@ def killed():
         for text in texts:
             assert "in backward: " in text and "rank 0 (host " in text and f"pid {pids[0]})" in text, text
         print(f"{hook}: {texts[0].strip()}")
-
-
-def join():
-    """Joins the default group."""
-    timeout = datetime.timedelta(seconds=120)
-    path = os.environ.get("CINCH_TEST_STORE")
-    if path is None:
-        dist.init_process_group("cinch", init_method="cinch://", timeout=timeout)
-    else:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group("cinch", init_method=f"file://{path}", rank=rank, world_size=size, timeout=timeout)
 
 
 def main():
