@@ -442,7 +442,7 @@ impl Communicator {
         check::own_message_is_grouped(self, call)?;
         let admission = self.admit_on(call, &buffers)?;
         let bytes = stats::call_bytes(call, self.nranks());
-        let _range = self.profiler_range(call, &admission, bytes);
+        let _range = self.profiler_range(call, admission.decision.codec, bytes);
         let mut engine = gpu.engine()?;
         let _guard = PanicGuard(self);
         let queued = GpuCall {

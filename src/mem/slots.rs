@@ -457,6 +457,7 @@ impl Consumer {
         self.cursor.taken
     }
 
+    #[inline]
     fn read_header(&self, ahead: usize) -> Result<Header> {
         assert!(ahead < self.cursor.known(), "a message that is not there");
         let line = self.memory.line(self.cursor.taken + ahead as u64);

@@ -125,6 +125,7 @@ impl FromIterator<usize> for StepPeers {
 impl Deref for StepPeers {
     type Target = [u32];
 
+    #[inline]
     fn deref(&self) -> &[u32] {
         &self.ranks[..usize::from(self.len)]
     }

@@ -17,7 +17,7 @@ const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Number of pause instructions in one spin: enough to spare the other hardware thread, yet short
 /// compared with a message.
-const PAUSES: u32 = 4;
+const PAUSES: u32 = 1;
 
 /// Waits on the doorbell of the inbox and on the descriptors of all transports.
 #[derive(Debug)]

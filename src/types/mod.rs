@@ -11,6 +11,7 @@ mod collective;
 mod device;
 mod dtype;
 mod named_enum;
+mod raw_reason;
 mod reduce_op;
 mod signature;
 mod subsystem;
@@ -23,6 +24,7 @@ pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule}
 pub use collective::{Collective, Extent, InPlace};
 pub use device::DeviceChoice;
 pub use dtype::{DType, Element};
+pub use raw_reason::RawReason;
 pub use reduce_op::{ReduceOp, Scalar};
 pub use signature::{CallSignature, FORMAT_VERSION, Fused, SIGNATURE_WORDS};
 pub use subsystem::{Subsystem, Subsystems};

@@ -1,6 +1,7 @@
 //! [`HostEngine`]: state that all calls of a communicator on host memory share.
 
 use super::super::numbers::CallNumbers;
+use super::kept_call::KeptCall;
 use super::state::{Arithmetic, ChannelRun, ScaleKey, Scratch};
 use crate::bootstrap::OutOfBandRef;
 use crate::codec::TensorScales;
@@ -9,7 +10,7 @@ use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::Result;
 use crate::plan::{Candidate, Limits, MachineFacts, MeasuredCosts, Plan, Planner, Request};
-use crate::recorder::FlightRecorder;
+use crate::recorder::{CallState, FlightRecorder};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::topology::RankTopology;
@@ -31,6 +32,8 @@ pub struct HostEngine {
     /// Reducers of the latest calls, newest first. They are kept because programs repeat types and
     /// operators.
     arithmetics: VecDeque<Arc<Arithmetic>>,
+    /// Calls without a codec, the oldest first, for calls that repeat them.
+    pub(super) repeated: Vec<KeptCall>,
     /// Channels of the last complete call, whose memory the next call reuses.
     pub(super) spare_channels: Vec<ChannelRun>,
     /// Whether any connection can send from, and receive into, the caller's memory.
@@ -83,6 +86,7 @@ impl HostEngine {
             planner: Planner::new(limits, links.rank, isa),
             numbers: CallNumbers::new(links.rank, links.nranks),
             arithmetics: VecDeque::new(),
+            repeated: Vec::new(),
             spare_channels: Vec::new(),
             common_transport: common_transport(&links.kinds),
             // The payload of a message is complete before its header only in a slot.
@@ -132,16 +136,19 @@ impl HostEngine {
     /// [`Planner::copy_limits`].
     pub fn copy_limits(&mut self, limits: Limits) {
         self.planner.copy_limits(limits);
+        self.repeated.clear();
     }
 
     /// Makes later calls select by these costs: see [`Planner::set_costs`].
     pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.planner.set_costs(costs);
+        self.repeated.clear();
     }
 
     /// Makes later calls select by this topology. All ranks must do so before the same call.
     pub fn set_topology(&mut self, topology: Arc<RankTopology>) {
         self.planner.set_topology(topology);
+        self.repeated.clear();
     }
 
     /// Returns the residuals of error feedback.
@@ -194,12 +201,15 @@ impl HostEngine {
         self.scales.insert(key, scales);
     }
 
-    /// Remembers the signature of a call that starts, and adds it to the control plane's call log.
-    pub(super) fn log_call(&mut self, signature: [u64; SIGNATURE_WORDS]) {
+    /// Remembers the signature of a call that starts, and adds it to the control plane's call log. Returns its number in
+    /// the flight recorder.
+    pub(super) fn record_begin(&mut self, signature: [u64; SIGNATURE_WORDS]) -> Option<u64> {
         self.exchange.log_call(signature);
         if is_collective(&signature) {
             self.recent[signature[3] as usize % RECENT] = signature;
         }
+        let recorder = self.recorder();
+        recorder.map(|recorder| recorder.begin(&signature, CallState::Running))
     }
 }
 

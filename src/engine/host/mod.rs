@@ -4,7 +4,9 @@
 //! Batch            calls of a group, in order; messages side by side
 //!   Run            one call: a cursor into the schedule for each channel
 //!     StepWork     one step: encode, decode, reduce, copy, tile by tile
+//!     messages     whether the messages of a step have arrived, and belong to the call
 //!     zero_copy    the steps that send from, or receive into, the caller's buffers
+//! KeptCall         a call without a codec that has run, for calls that repeat it
 //! HostEngine       what calls share: connections, planner, scratch memory, kept scales and residuals
 //! ```
 //! `Run::poll` executes each step whose messages have arrived and whose slots are free. It never blocks, so
@@ -12,6 +14,9 @@
 
 mod batch;
 mod engine;
+mod kept_call;
+mod messages;
+mod repeated;
 mod run;
 mod state;
 mod step;

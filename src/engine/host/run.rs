@@ -2,20 +2,20 @@
 
 use super::super::Report;
 use super::engine::HostEngine;
+use super::messages::{StepPlace, is_runnable, missing_flushes, missing_of_step};
 use super::state::{
     self, Arithmetic, Chain, ChannelRun, Chunk, InputStats, ScaleKey, ZeroCopyProgress,
 };
 use super::step::StepWork;
 use crate::codec::TensorScales;
 use crate::codec::feedback::{self, Feedback, Residuals, Shape};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
-use crate::recorder::CallState;
 use crate::schedule::{Step, Visit, WalkCursor};
 use crate::sys::log::{self, Level};
 use crate::transport::{self, Header, Links};
-use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
+use crate::types::{Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
 use std::sync::Arc;
 
 /// A call with its plan and buffers, before or while it runs.
@@ -124,9 +124,7 @@ impl<'a> Run<'a> {
             .request
             .signature(self.plan.algorithm, self.plan.specs.intra, sequence)
             .words();
-        engine.log_call(self.signature);
-        let recorder = engine.recorder();
-        self.record = recorder.map(|recorder| recorder.begin(&self.signature, CallState::Running));
+        self.record = engine.record_begin(self.signature);
         self.scales = ScaleKey::new(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
         self.feedback = self
@@ -210,7 +208,7 @@ impl<'a> Run<'a> {
             }
         }
         if complete {
-            complete = self.flushed(engine)?;
+            complete = engine.has_flushed(&self.plan.schedule.steps, self.channels.len())?;
         }
         Ok((moved, complete))
     }
@@ -224,8 +222,7 @@ impl<'a> Run<'a> {
             return self.advance_zero_copy(engine, at, visit, &step, path);
         }
         let channel = self.channels[at].channel;
-        let ready = arrived(&mut engine.links, channel, &step)
-            .and_then(|arrived| Ok(arrived && has_room(&mut engine.links, channel, &step)?));
+        let ready = is_runnable(&mut engine.links, channel, &step);
         if !ready.map_err(|error| engine.explain_break(error, &step))? {
             return Ok(false);
         }
@@ -235,20 +232,13 @@ impl<'a> Run<'a> {
 
     /// Returns the position and size of a step's chunk.
     pub(super) fn chunk(&self, rank: usize, channel: usize, visit: Visit, step: &Step) -> Chunk {
-        let plan = &*self.plan;
-        let pass = visit.pass * plan.channels + channel;
-        let input = plan.pattern.input(rank, step.chunk as usize);
-        let output = plan.pattern.output(rank, step.chunk as usize);
-        let elements = plan.elements(step.chunk as usize, pass);
-        Chunk {
-            elements,
-            input: input.map(|place| plan.start(place, pass)),
-            output: output.map(|place| plan.start(place, pass)),
-            taken: plan.bytes_for(step.takes, elements),
-            given: plan.bytes_for(step.gives, elements),
-            site: pass * plan.schedule.steps.len() + visit.step,
-            number: pass * plan.schedule.chunks + step.chunk as usize,
-        }
+        Chunk::of(
+            &self.plan,
+            rank,
+            visit.pass * self.plan.channels + channel,
+            visit.step,
+            step,
+        )
     }
 
     /// Executes a step whose messages have arrived. If `sends` is true, the step writes into send slots,
@@ -264,7 +254,7 @@ impl<'a> Run<'a> {
     ) -> Result<()> {
         let channel = self.channels[at].channel;
         let chunk = self.chunk(engine.links.rank, channel, visit, step);
-        self.check_headers(engine, channel, step, &chunk)?;
+        engine.check_messages(&self.signature, channel, step, chunk.taken)?;
         let spec = self.plan.spec_of(step.gives);
         // A call keeps the scales of one codec only. If the codecs inside and between hosts differ, only the
         // codec between hosts may keep scales.
@@ -300,96 +290,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Checks that every message of a step belongs to this call and has the expected length.
-    fn check_headers(
-        &self,
-        engine: &HostEngine,
-        channel: usize,
-        step: &Step,
-        chunk: &Chunk,
-    ) -> Result<()> {
-        let links = &engine.links;
-        for &from in step.recv_from.iter() {
-            let Some(end) = &links.recvs[channel * links.nranks + from as usize] else {
-                continue;
-            };
-            let header = end.header();
-            self.check_header(engine, from as usize, &header, step, chunk)?;
-            if links.checks_data {
-                self.check_payload(engine, from as usize, &header, end.payload())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Compares the CRC-32C of a payload from rank `from` with its header.
-    fn check_payload(
-        &self,
-        engine: &HostEngine,
-        from: usize,
-        header: &Header,
-        payload: &[u8],
-    ) -> Result<()> {
-        let found = crc32c::crc32c(payload);
-        if found == header.crc {
-            return Ok(());
-        }
-        let kind = engine.links.kinds[from].map_or("no transport", |kind| kind.name());
-        Err(transport::damaged(
-            &engine.exchange.peers()[from],
-            kind,
-            header,
-            found,
-        ))
-    }
-
-    /// Checks that a message from rank `from` belongs to this call and has the expected length.
-    pub(super) fn check_header(
-        &self,
-        engine: &HostEngine,
-        from: usize,
-        header: &Header,
-        step: &Step,
-        chunk: &Chunk,
-    ) -> Result<()> {
-        if header.signature != self.signature {
-            return Err(engine.disagreement(from, &header.signature, &self.signature));
-        }
-        if header.bytes as usize == chunk.taken {
-            return Ok(());
-        }
-        let peers = engine.exchange.peers();
-        let what = format!(
-            "{} sent {} bytes for chunk {} of {}, and {} expected {}",
-            peers[from],
-            header.bytes,
-            step.chunk,
-            CallSignature::describe(&self.signature),
-            peers[engine.links.rank],
-            chunk.taken
-        );
-        Err(Error::new(ErrorKind::Mismatch, what))
-    }
-
-    /// Returns whether all published messages have left this process.
-    fn flushed(&self, engine: &mut HostEngine) -> Result<bool> {
-        let nranks = engine.links.nranks;
-        for channel in 0..self.channels.len() {
-            for step in &self.plan.schedule.steps {
-                for &to in step.send_to.iter() {
-                    let Some(end) = &mut engine.links.sends[channel * nranks + to as usize] else {
-                        continue;
-                    };
-                    let flushed = end.flushed();
-                    if !flushed.map_err(|error| engine.explain_break(error, step))? {
-                        return Ok(false);
-                    }
-                }
-            }
-        }
-        Ok(true)
-    }
-
     /// Lists the ranks for which the channels wait, each with the missing message.
     pub(super) fn missing(&self, links: &mut Links) -> Vec<(usize, String)> {
         let mut found = Vec::new();
@@ -399,14 +299,7 @@ impl<'a> Run<'a> {
         if found.is_empty() {
             // All steps have run, so the call only waits for messages that have not left this
             // process.
-            let nranks = links.nranks;
-            for (index, end) in links.sends.iter_mut().enumerate() {
-                let end = end.as_mut();
-                if end.is_some_and(|end| !end.flushed().unwrap_or(false)) {
-                    let what = CallSignature::describe(&self.signature);
-                    found.push((index % nranks, format!("to take what was sent in {what}")));
-                }
-            }
+            missing_flushes(&self.signature, links, &mut found);
         }
         found
     }
@@ -414,32 +307,13 @@ impl<'a> Run<'a> {
     /// Adds the ranks for which the current step of one channel waits.
     fn missing_of(&self, run: &ChannelRun, links: &mut Links, found: &mut Vec<(usize, String)>) {
         let Some(visit) = run.current else { return };
-        let step = &self.plan.schedule.steps[visit.step];
-        let what = |verb: &str| {
-            format!(
-                "{verb} chunk {} in step {} of pass {} on channel {} of {}",
-                step.chunk,
-                visit.step,
-                visit.pass * self.plan.channels + run.channel,
-                run.channel,
-                CallSignature::describe(&self.signature)
-            )
+        let at = StepPlace {
+            channel: run.channel,
+            pass: visit.pass * self.plan.channels + run.channel,
+            step: visit.step,
         };
-        let base = run.channel * links.nranks;
-        let (arrived, sent) = (run.zero_copy.arrived, run.zero_copy.sent);
-        for &from in step.recv_from.iter().filter(|_| !arrived) {
-            let end = links.recvs[base + from as usize].as_mut();
-            if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
-                found.push((from as usize, what("to send")));
-            }
-        }
-        for (index, &to) in step.send_to.iter().enumerate() {
-            let end = links.sends[base + to as usize].as_mut();
-            let unsent = arrived && sent & 1 << index == 0;
-            if unsent || end.is_some_and(|end| !end.ready().unwrap_or(false)) {
-                found.push((to as usize, what("to take")));
-            }
-        }
+        let step = &self.plan.schedule.steps[visit.step];
+        missing_of_step(step, at, &self.signature, run.zero_copy, links, found);
     }
 
     /// Ends the call. Returns its report, and gives kept scales, residuals and channels back to the engine.
@@ -490,30 +364,4 @@ impl<'a> Run<'a> {
         let used = kinds.filter(|(rank, _)| is_peer(*rank));
         transport::slowest(used.filter_map(|(_, kind)| *kind))
     }
-}
-
-/// Returns whether every message that the step needs has arrived.
-pub(super) fn arrived(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
-    let base = channel * links.nranks;
-    for &from in step.recv_from.iter() {
-        if let Some(end) = &mut links.recvs[base + from as usize]
-            && !end.ready()?
-        {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Returns whether every slot that the step fills is free.
-fn has_room(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
-    let base = channel * links.nranks;
-    for &to in step.send_to.iter() {
-        if let Some(end) = &mut links.sends[base + to as usize]
-            && !end.ready()?
-        {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }

@@ -112,6 +112,25 @@ pub(super) struct Chunk {
     pub number: usize,
 }
 
+impl Chunk {
+    /// Returns the position and size of the chunk of `step`, which is the plan's step number `index`, in a pass on
+    /// `rank`.
+    pub(super) fn of(plan: &Plan, rank: usize, pass: usize, index: usize, step: &Step) -> Chunk {
+        let input = plan.pattern.input(rank, step.chunk as usize);
+        let output = plan.pattern.output(rank, step.chunk as usize);
+        let elements = plan.elements(step.chunk as usize, pass);
+        Chunk {
+            elements,
+            input: input.map(|place| plan.start(place, pass)),
+            output: output.map(|place| plan.start(place, pass)),
+            taken: plan.bytes_for(step.takes, elements),
+            given: plan.bytes_for(step.gives, elements),
+            site: pass * plan.schedule.steps.len() + index,
+            number: pass * plan.schedule.chunks + step.chunk as usize,
+        }
+    }
+}
+
 /// The sum of a chain of steps; [`Step`] explains chains.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
@@ -139,8 +158,13 @@ impl Chain {
         chained
     }
 
-    /// Takes the unfinished sum out of `scratch` again. The last step of a chain resets the sum.
-    pub(super) fn leave(&mut self, step: &Step, scratch: &mut Scratch) {
+    /// Takes the unfinished sum out of `scratch` again, if `enter` has returned that the step is `chained`. The last
+    /// step of a chain resets the sum.
+    pub(super) fn leave(&mut self, step: &Step, chained: bool, scratch: &mut Scratch) {
+        if !chained {
+            (self.started, self.complete) = (false, false);
+            return;
+        }
         let replaced = self.acc.take();
         let open = replaced.map(|tile| std::mem::replace(&mut scratch.acc, tile));
         if step.more {

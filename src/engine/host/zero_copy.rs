@@ -13,7 +13,8 @@
 //! [`RecvInto`]: crate::transport::RecvInto
 
 use super::engine::HostEngine;
-use super::run::{self, Run};
+use super::messages;
+use super::run::Run;
 use super::state::{Chunk, ZeroCopyProgress};
 use crate::error::Result;
 use crate::schedule::{Op, Step, Visit};
@@ -118,7 +119,7 @@ impl Run<'_> {
             return Ok(false);
         };
         // The header is checked before the first write to the output.
-        self.check_header(engine, from, &header, step, chunk)?;
+        engine.check_header(from, &header, &self.signature, step, chunk.taken)?;
         let to = chunk.output.unwrap_or(0) * self.plan.dtype.size();
         let output = self.buffers.output_mut(to, chunk.taken);
         let end = engine.links.recvs[index].as_mut();
@@ -141,7 +142,7 @@ impl Run<'_> {
             return Ok(true);
         }
         let channel = self.channels[at].channel;
-        let arrived = run::arrived(&mut engine.links, channel, step);
+        let arrived = messages::arrived(&mut engine.links, channel, step);
         if !arrived.map_err(|error| engine.explain_break(error, step))? {
             return Ok(false);
         }

@@ -70,7 +70,7 @@ impl StepWork<'_, '_> {
             _ => None,
         };
         self.apply(&sources, target, chain);
-        chain.leave(step, self.scratch);
+        chain.leave(step, chained, self.scratch);
         if let Some(header) = header {
             let checks_data = links.checks_data;
             publish(&mut links.sends, base, step, header, checks_data);
