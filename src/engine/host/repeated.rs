@@ -213,9 +213,19 @@ impl HostEngine {
         mut is_ready: impl FnMut(&mut HostEngine) -> Result<bool>,
         missing: impl Fn(&mut Links) -> Vec<(usize, String)>,
     ) -> Result<()> {
-        if is_ready(self)? {
-            return Ok(());
+        match is_ready(self)? {
+            true => Ok(()),
+            false => self.wait_for_peers(is_ready, missing),
         }
+    }
+
+    /// Waits until `is_ready`, which has returned false, returns true.
+    #[inline(never)]
+    fn wait_for_peers(
+        &mut self,
+        mut is_ready: impl FnMut(&mut HostEngine) -> Result<bool>,
+        missing: impl Fn(&mut Links) -> Vec<(usize, String)>,
+    ) -> Result<()> {
         let mut clock = WaitClock::default();
         let mut scans = 0;
         loop {
