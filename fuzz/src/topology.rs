@@ -3,8 +3,8 @@
 use super::input::Input;
 use cinch::topology::probe::SavedProbe;
 use cinch::topology::{
-    MachineGraph, MeasuredLimit, MeasuredLimits, Paths, PeerAccess, RankTopology, read_xml,
-    write_xml,
+    MachineGraph, MeasuredLimit, MeasuredLimits, Paths, PeerAccess, RankTopology, predict,
+    read_xml, write_xml,
 };
 use std::sync::OnceLock;
 
@@ -35,7 +35,15 @@ fn xml(text: &str) -> Option<bool> {
     let graph = MachineGraph::new(&machine);
     // Larger machines take longer than an input may.
     if graph.nodes.len() <= 64 {
-        let _ = Paths::new(&graph, &PeerAccess::Rule);
+        let paths = Paths::new(&graph, &PeerAccess::Rule);
+        // The bound of 8 GPUs compares 4,140 partitions.
+        if graph.gpus.len() <= 6 {
+            let prediction = predict(&graph, &paths);
+            let times = [prediction.bound, prediction.best()];
+            let [bound, best] = times.map(|time| time.milliseconds(1 << 30));
+            // Shares of rings are rounded to 40 bits.
+            assert!(bound <= best * (1.0 + 1e-6), "{written}");
+        }
         let gpus: Vec<usize> = (0..graph.gpus.len().min(8)).collect();
         if let Ok(topology) = RankTopology::new(&graph, &gpus, &PeerAccess::Rule) {
             let _ = topology.fingerprint();

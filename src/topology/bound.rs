@@ -68,18 +68,18 @@ struct FlowNetwork<'a> {
     counts: Vec<bool>,
     /// For each switch, whether some path between two GPUs goes up to this switch and down again.
     turns: Vec<bool>,
-    /// GPUs below each node, as bits.
-    below: Vec<u64>,
+    /// GPUs below each node.
+    below: Vec<Vec<usize>>,
 }
 
 impl<'a> FlowNetwork<'a> {
     fn new(graph: &'a MachineGraph, paths: &Paths) -> FlowNetwork<'a> {
-        let mut below = vec![0u64; graph.nodes.len()];
+        let mut below = vec![Vec::new(); graph.nodes.len()];
         let mut turns = vec![false; graph.nodes.len()];
         for (index, gpu) in graph.gpus.iter().enumerate() {
             graph
                 .ancestors(gpu.node)
-                .for_each(|node| below[node] |= 1 << index.min(63));
+                .for_each(|node| below[node].push(index));
         }
         for a in 0..paths.count() {
             for b in 0..paths.count() {
@@ -158,19 +158,16 @@ impl<'a> FlowNetwork<'a> {
         receives: &dyn Fn(usize) -> bool,
     ) -> u64 {
         let nodes = self.graph.nodes.len();
-        let group_of = |gpu: usize| {
-            groups
-                .iter()
-                .position(|group| group.contains(&gpu))
-                .unwrap_or(0)
-        };
-        let bits = |group: &Vec<usize>| group.iter().fold(0u64, |bits, gpu| bits | 1 << gpu);
-        let sets: Vec<u64> = groups.iter().map(bits).collect();
+        let mut group_of = vec![0; self.graph.gpus.len()];
+        for (group, gpus) in groups.iter().enumerate() {
+            gpus.iter().for_each(|&gpu| group_of[gpu] = group);
+        }
         // Data does not turn from up to down at a node if all GPUs below the node belong to one group. There
         // it could only get back to its own group.
         let mixed = |node: usize| {
-            let below = self.below[node];
-            below == 0 || sets.iter().all(|set| below & !set != 0)
+            let below = &self.below[node];
+            let first = below.first().map(|&gpu| group_of[gpu]);
+            below.is_empty() || below.iter().any(|&gpu| Some(group_of[gpu]) != first)
         };
         let mut flow = MaxFlow::new(2 * nodes + 2);
         let (source, sink) = (2 * nodes, 2 * nodes + 1);
@@ -178,7 +175,7 @@ impl<'a> FlowNetwork<'a> {
             let (up, down) = (2 * node, 2 * node + 1);
             match kind {
                 NodeKind::Gpu(gpu) => {
-                    let group = group_of(gpu);
+                    let group = group_of[gpu];
                     if sends(group) {
                         flow.edge(source, up, u64::MAX >> 8);
                     }
@@ -204,7 +201,7 @@ impl<'a> FlowNetwork<'a> {
     }
 
     /// Returns the vertices that a link connects; `None` if it cannot carry data out of a group.
-    fn ends(&self, link: LinkId, group_of: &dyn Fn(usize) -> usize) -> Option<(usize, usize)> {
+    fn ends(&self, link: LinkId, group_of: &[usize]) -> Option<(usize, usize)> {
         let is_beside_tree = self.graph.is_beside_tree(link);
         let link = self.graph.links[link];
         let (from, to) = (link.from, link.to);
@@ -217,7 +214,7 @@ impl<'a> FlowNetwork<'a> {
             LinkKind::Socket => Some((2 * from, 2 * to + 1)),
             LinkKind::NvLink => match (kind(from), kind(to)) {
                 (NodeKind::Gpu(a), NodeKind::Gpu(b)) => {
-                    (group_of(a) != group_of(b)).then_some((2 * from, 2 * to + 1))
+                    (group_of[a] != group_of[b]).then_some((2 * from, 2 * to + 1))
                 }
                 (NodeKind::Gpu(_), _) => Some((2 * from, 2 * to)),
                 _ => Some((2 * from + 1, 2 * to + 1)),

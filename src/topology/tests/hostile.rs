@@ -6,7 +6,7 @@ use crate::sys::nvml::NvmlGpu;
 use crate::sys::pci::memory_files::{MemoryEntry, MemoryFiles};
 use crate::testing::Random;
 use crate::topology::machine::{Machine, XmlVersion};
-use crate::topology::{MachineGraph, Paths, PeerAccess, detect_in, read_xml, write_xml};
+use crate::topology::{MachineGraph, Paths, PeerAccess, detect_in, predict, read_xml, write_xml};
 use std::collections::BTreeSet;
 
 /// Inputs of each reader in the usual test.
@@ -117,6 +117,11 @@ fn check(machine: &Machine, what: &dyn Fn() -> String) {
     if graph.gpus.is_empty() {
         return;
     }
+    let prediction = predict(&graph, &paths);
+    let [bound, best] =
+        [prediction.bound, prediction.best()].map(|time| time.milliseconds(1 << 30));
+    // Shares of rings are rounded to 40 bits.
+    assert!(bound <= best * (1.0 + 1e-6), "{}: {bound} > {best}", what());
     let text = write_xml(machine);
     let read = read_xml(&text).unwrap_or_else(|error| panic!("{}: {error}\n{text}", what()));
     let [before, after] = [graph, MachineGraph::new(&read)].map(|graph| MachineGraph {

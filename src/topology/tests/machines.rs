@@ -40,7 +40,7 @@ fn link(gb_s: u32) -> PciLink {
 }
 
 fn bus(gpu: usize) -> BusId {
-    BusId::new(0, 0x10 + gpu as u8, 0, 0)
+    BusId::new((gpu / 0xf0) as u32, 0x10 + (gpu % 0xf0) as u8, 0, 0)
 }
 
 fn gpu(number: usize, gb_s: u32) -> PciDevice {
@@ -60,7 +60,8 @@ fn gpu(number: usize, gb_s: u32) -> PciDevice {
 
 /// A switch with the GPUs `numbers` behind it.
 fn switch(numbers: std::ops::Range<usize>, gb_s: u32) -> PciDevice {
-    let bus_id = BusId::new(0, 0x80 + numbers.start as u8, 0, 0);
+    let (domain, number) = (numbers.start / 0x80, numbers.start % 0x80);
+    let bus_id = BusId::new(domain as u32, 0x80 + number as u8, 0, 0);
     PciDevice {
         class: Some(0x06_0400),
         link: link(gb_s),
@@ -77,7 +78,7 @@ fn machine(sockets: Vec<CpuSocket>) -> Machine {
 }
 
 /// Returns a machine with `per_switch` GPUs behind each of `switches` switches of each socket.
-fn switched(
+pub fn switched(
     sockets_count: usize,
     between: u32,
     switches: usize,

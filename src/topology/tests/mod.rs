@@ -4,6 +4,7 @@ mod detection;
 mod fake_sys;
 mod fragments;
 mod hostile;
+mod large;
 mod limits;
 mod machines;
 mod messages;
