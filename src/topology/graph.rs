@@ -352,11 +352,16 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Connects each pair of sockets.
+    /// Connects each pair of sockets. A socket without a NUMA node stands for devices whose place is unknown, so its
+    /// links are assumed whatever the processor is.
     fn connect_sockets(&mut self, machine: &Machine, sockets: &[NodeId]) {
+        let speed = |socket: usize| {
+            let known = Some(&machine.sockets[socket]).filter(|socket| socket.numa >= 0);
+            known.and_then(speed::between_sockets)
+        };
         for (a, &from) in sockets.iter().enumerate() {
             for (b, &to) in sockets.iter().enumerate().skip(a + 1) {
-                let both = [a, b].map(|socket| speed::between_sockets(&machine.sockets[socket]));
+                let both = [a, b].map(speed);
                 let bandwidth = match both {
                     [Some(a), Some(b)] => Bandwidth {
                         mb_s: a.min(b),

@@ -1,7 +1,7 @@
 //! Groups of GPUs that share one way out to other GPUs: an NVLink island, a PCIe switch, a root port, or a
 //! socket.
 
-use super::graph::{MachineGraph, NodeId, NodeKind};
+use super::graph::{BandwidthOrigin, GraphLink, LinkKind, MachineGraph, NodeId, NodeKind};
 use super::paths::{PathType, Paths};
 use crate::schedule::GroupUnit;
 use std::collections::BTreeMap;
@@ -49,7 +49,8 @@ impl Partition {
 }
 
 /// Returns the partitions that the machine suggests, finest first. There are none if NVLink connects every
-/// pair of GPUs, directly or through a link switch, or if nothing is known of the machine.
+/// pair of GPUs, directly or through a link switch, or if nothing is known of the machine. A link of unknown speed divides
+/// nothing.
 pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
     let n = graph.gpus.len();
     let linked = |a: usize, b: usize| a == b || paths.get(a, b).class == PathType::Nvl;
@@ -66,7 +67,11 @@ pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
             switches(graph, node(gpu)).last().unwrap_or(node(gpu))
         }),
     ];
-    if !graph.has_unknown_socket {
+    let between = graph
+        .links
+        .iter()
+        .filter(|link| link.class == LinkKind::Socket);
+    if between.clone().all(is_known) {
         all.push(Partition::new(GroupUnit::Socket, graph, |gpu| {
             graph.ancestors(node(gpu)).last()
         }));
@@ -96,6 +101,10 @@ pub fn nearest(graph: &MachineGraph, partitions: &[Partition]) -> Vec<Vec<usize>
         || vec![graph.by_rank()],
         |partition| partition.groups.clone(),
     )
+}
+
+fn is_known(link: &GraphLink) -> bool {
+    link.bandwidth.origin > BandwidthOrigin::Assumed
 }
 
 /// Returns the switches above a node, lowest first.

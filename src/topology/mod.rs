@@ -27,6 +27,7 @@
 //! Results are equal on all ranks: bandwidths are integers, ties go to the lower number, and searches end
 //! after a fixed number of steps, never after a time.
 
+mod assumed;
 mod bound;
 mod cuts;
 mod defect;

@@ -1,5 +1,6 @@
 //! Predicted times of the schedules of an all_reduce on a machine.
 
+use super::assumed;
 use super::bound::bound;
 use super::flows::{LinkTime, Loads};
 use super::graph::MachineGraph;
@@ -49,8 +50,9 @@ impl AllReducePrediction {
     }
 }
 
-/// Predicts the times of an all_reduce over all GPUs of `graph`.
+/// Predicts the times of an all_reduce over all GPUs of `graph`. Links of unknown speed slow nothing down.
 pub fn predict(graph: &MachineGraph, paths: &Paths) -> AllReducePrediction {
+    let graph = &assumed::lifted_for_times(graph);
     let partitions = groups::partitions(graph, paths);
     let by_rank = graph.by_rank();
     let sets: Vec<Vec<Vec<usize>>> = partitions.iter().map(|p| p.groups.clone()).collect();

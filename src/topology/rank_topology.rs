@@ -1,7 +1,8 @@
 //! The topology of a communicator's ranks on one host, as the planner needs it.
 
+use super::assumed;
 use super::flows::Loads;
-use super::graph::{BandwidthOrigin, LinkId, MachineGraph, NodeKind};
+use super::graph::{LinkId, MachineGraph, NodeKind};
 use super::groups;
 use super::hierarchy::{self, Hierarchy, LevelExchange};
 use super::paths::{Paths, PeerAccess};
@@ -181,11 +182,7 @@ fn groups_of_ranks(graph: &MachineGraph, gpus: &[usize], access: &PeerAccess) ->
 /// bandwidth, so that no choice depends on an assumed figure.
 fn of_ranks(graph: &MachineGraph, gpus: &[usize]) -> Result<MachineGraph> {
     let mut graph = graph.clone();
-    for link in &mut graph.links {
-        if link.bandwidth.origin == BandwidthOrigin::Assumed {
-            link.bandwidth.mb_s = u32::MAX;
-        }
-    }
+    assumed::lift_all(&mut graph);
     let all = std::mem::take(&mut graph.gpus);
     for gpu in &all {
         // A GPU that no rank uses takes no part in any schedule. Its node becomes a switch until a rank

@@ -1,13 +1,13 @@
 //! Machines read from a directory that looks like /sys, beside their descriptions in XML.
 
 use super::fake_sys::FakeSys;
-use super::machines::{case, each_gpu, with_nics};
+use super::machines::{case, dealt, each_gpu, with_nics};
 use crate::sys::nvml::{NvmlGpu, NvmlResult};
 use crate::sys::pci::memory_files::{MemoryEntry, MemoryFiles};
 use crate::topology::machine::{Gpu, Machine, PciDevice, PciLink, XmlVersion};
 use crate::topology::{
-    BusId, Defect, DetectSources, DriverGpu, MachineGraph, PathType, Paths, PeerAccess, detect,
-    detect_in, read_xml, write_xml,
+    BandwidthOrigin, BusId, Defect, DetectSources, DriverGpu, LinkKind, LinkTime, MachineGraph,
+    PathType, Paths, PeerAccess, detect, detect_in, predict, read_xml, write_xml,
 };
 use std::path::PathBuf;
 use std::time::Instant;
@@ -240,7 +240,43 @@ fn gpus_that_sys_lacks_keep_the_others_in_place() {
     let paths = Paths::new(&graph, &PeerAccess::Rule);
     assert!(graph.has_unknown_socket);
     assert_eq!(paths.get(2, 3).class, PathType::Pix);
-    assert_eq!(paths.get(0, 1).class, PathType::Sys);
+    // How far GPU 1 is from the others is unknown, but the sockets of the others are 10 GB/s apart.
+    let between = |a: usize, b: usize| {
+        let mut links = paths.get(a, b).links.iter().map(|&link| graph.links[link]);
+        links
+            .find(|link| link.class == LinkKind::Socket)
+            .unwrap()
+            .bandwidth
+    };
+    assert_eq!(between(0, 1).origin, BandwidthOrigin::Assumed);
+    assert_eq!(between(0, 4).mb_s, 10_000);
+}
+
+/// The GPUs of one socket are known, the others are not, and ranks are dealt to both. Where the others are is not guessed.
+#[test]
+fn unknown_numa_nodes_divide_nothing() {
+    let mut machine = case("F").machine;
+    dealt(&mut machine, &[(0..4).collect(), (4..8).collect()]);
+    let of = |machine: &Machine| {
+        let graph = MachineGraph::new(machine);
+        predict(&graph, &Paths::new(&graph, &PeerAccess::Rule))
+    };
+    let known = of(&machine);
+    assert_eq!(known.partitions.len(), 1);
+    assert!(known.best() < known.ring_by_rank);
+    machine.sockets[1].numa = -1;
+    let unknown = of(&machine);
+    assert_eq!(unknown.partitions, []);
+    assert_eq!(unknown.groups.len(), 1);
+    assert_eq!(unknown.best_ring.0, [0, 4, 1, 5, 2, 6, 3, 7]);
+    // Only the GPUs' links of 24 GB/s count.
+    let own = LinkTime::new(14, 8, 24_000);
+    assert_eq!([unknown.ring_by_rank, unknown.best()], [own; 2]);
+    // Switches whose links are known still divide GPUs.
+    let mut machine = case("C").machine;
+    machine.sockets[1].numa = -1;
+    let pairs = of(&machine).groups;
+    assert_eq!(pairs, [[0, 1], [2, 3], [4, 5], [6, 7]]);
 }
 
 #[test]
