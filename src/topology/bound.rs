@@ -93,18 +93,16 @@ impl<'a> FlowNetwork<'a> {
                 }
             }
         }
-        let known = |node| {
-            graph
-                .links
-                .iter()
-                .any(|l| l.from == node && l.bandwidth.origin > BandwidthOrigin::Assumed)
-        };
-        // A GPU's link of unknown speed is used only if the GPU has no link of known speed.
-        let counts = graph.links.iter().map(|link| {
-            let is_gpu = |node: usize| matches!(graph.nodes[node].kind, NodeKind::Gpu(_));
-            let spare = |node: usize| is_gpu(node) && known(node);
-            let assumed = link.bandwidth.origin == BandwidthOrigin::Assumed;
-            link.class != LinkKind::Network && !(assumed && (spare(link.from) || spare(link.to)))
+        let mut used = vec![false; graph.links.len()];
+        for path in
+            (0..paths.count()).flat_map(|a| (0..paths.count()).map(move |b| paths.get(a, b)))
+        {
+            path.links.iter().for_each(|&link| used[link] = true);
+        }
+        // A link of unknown speed carries only the data of paths that cross it.
+        let counts = graph.links.iter().zip(used).map(|(link, is_used)| {
+            let is_known = link.bandwidth.origin > BandwidthOrigin::Assumed;
+            link.class != LinkKind::Network && (is_known || is_used)
         });
         FlowNetwork {
             graph,

@@ -329,13 +329,17 @@ impl<'a> Builder<'a> {
 
     /// Returns the bandwidth of a device's link towards the socket.
     fn pcie(&mut self, device: &PciDevice) -> Bandwidth {
-        let stated = speed::pcie(device.link);
-        let fastest = fastest_behind(device);
+        let mut behind = Vec::new();
+        device.visit(&mut |device| behind.push(device.link));
+        // The first is the device itself.
+        let behind = &behind[1..];
+        let is_virtual = behind
+            .iter()
+            .any(|&behind| speed::is_virtual(device.link, behind));
         let text = speed::link_text(device.link);
-        let is_virtual = |mb_s: u32| fastest.is_some_and(|behind| speed::is_virtual(mb_s, behind));
-        let defect = match stated {
+        let defect = match speed::pcie(device.link) {
             None => Defect::UnknownSpeed(device.bus_id, text),
-            Some(mb_s) if is_virtual(mb_s) => Defect::VirtualBridge(device.bus_id, text),
+            Some(_) if is_virtual => Defect::VirtualBridge(device.bus_id, text),
             Some(mb_s) => {
                 return Bandwidth {
                     mb_s,
@@ -345,6 +349,7 @@ impl<'a> Builder<'a> {
         };
         self.graph.defects.push(defect);
         // The link is assumed to be as fast as the fastest device behind it.
+        let fastest = behind.iter().filter_map(|&link| speed::pcie(link)).max();
         let mb_s = fastest.unwrap_or(speed::ASSUMED_PCIE);
         Bandwidth {
             mb_s,
@@ -496,15 +501,6 @@ impl<'a> Builder<'a> {
             self.graph.nodes[nic.node].kind = NodeKind::Nic(index);
         }
     }
-}
-
-/// Returns the bandwidth of the fastest link among the devices right behind `device`.
-fn fastest_behind(device: &PciDevice) -> Option<u32> {
-    let links = device.devices.iter().map(|child| {
-        let own = speed::pcie(child.link);
-        own.max(fastest_behind(child))
-    });
-    links.max().flatten()
 }
 
 /// Returns whether `child` is the second level of the switch `device`: Broadcom's switches of generations 4

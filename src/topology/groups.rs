@@ -1,7 +1,7 @@
 //! Groups of GPUs that share one way out to other GPUs: an NVLink island, a PCIe switch, a root port, or a
 //! socket.
 
-use super::graph::{BandwidthOrigin, GraphLink, LinkKind, MachineGraph, NodeId, NodeKind};
+use super::graph::{BandwidthOrigin, GraphLink, LinkKind, MachineGraph, NodeKind};
 use super::paths::{PathType, Paths};
 use crate::schedule::GroupUnit;
 use std::collections::BTreeMap;
@@ -58,13 +58,15 @@ pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
         return Vec::new();
     }
     let node = |gpu: usize| graph.gpus[gpu].node;
+    let known = switches_of_known_speed(graph);
+    let switches = |gpu: usize| graph.ancestors(node(gpu)).filter(|&above| known[above]);
     let mut all = vec![
         Partition::new(GroupUnit::NvlinkIsland, graph, island_of(graph, &linked)),
         Partition::new(GroupUnit::Switch, graph, |gpu| {
-            switches(graph, node(gpu)).next().unwrap_or(node(gpu))
+            switches(gpu).next().unwrap_or(node(gpu))
         }),
         Partition::new(GroupUnit::RootPort, graph, |gpu| {
-            switches(graph, node(gpu)).last().unwrap_or(node(gpu))
+            switches(gpu).last().unwrap_or(node(gpu))
         }),
     ];
     let between = graph
@@ -107,12 +109,15 @@ fn is_known(link: &GraphLink) -> bool {
     link.bandwidth.origin > BandwidthOrigin::Assumed
 }
 
-/// Returns the switches above a node, lowest first.
-fn switches(graph: &MachineGraph, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
-    graph
-        .ancestors(node)
-        .skip(1)
-        .filter(|&node| graph.nodes[node].kind == NodeKind::Switch)
+/// Returns for each node whether it is a switch whose way out has a known speed.
+fn switches_of_known_speed(graph: &MachineGraph) -> Vec<bool> {
+    let mut known = vec![false; graph.nodes.len()];
+    for link in &graph.links {
+        let is_up = graph.nodes[link.from].parent == Some(link.to) && link.class == LinkKind::Pcie;
+        let is_switch = graph.nodes[link.from].kind == NodeKind::Switch;
+        known[link.from] |= is_up && is_switch && is_known(link);
+    }
+    known
 }
 
 /// Returns a function that maps a GPU to the lowest-numbered GPU that it reaches over NVLinks, directly or

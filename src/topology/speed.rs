@@ -59,10 +59,16 @@ pub(super) fn of_generation(generation: u32) -> Option<u32> {
     PCIE.get(index).map(|(speed, _)| *speed)
 }
 
-/// Returns whether a bridge that claims `mb_s` above a device of `behind` MB/s is an invention of a virtual
-/// machine. Such a bridge transfers data at the speed of the device.
-pub(super) fn is_virtual(mb_s: u32, behind: u32) -> bool {
-    mb_s < 1_000 && behind >= 8 * mb_s
+/// Returns whether a bridge that claims `link` above a device with the link `behind` is an invention of a virtual
+/// machine, which has a single lane of any generation, or is far slower than the device. Such a bridge transfers data at the
+/// speed of the device.
+pub(super) fn is_virtual(link: PciLink, behind: PciLink) -> bool {
+    let is_narrow = link.width == Some(1) && behind.width.is_some_and(|width| width >= 16);
+    let is_slow = match (pcie(link), pcie(behind)) {
+        (Some(mb_s), Some(behind)) => mb_s < 1_000 && behind >= 8 * mb_s,
+        _ => false,
+    };
+    is_narrow || is_slow
 }
 
 /// Returns the bandwidth between two sockets of this kind; `None` if the processor is unknown.

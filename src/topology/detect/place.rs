@@ -195,12 +195,8 @@ impl Placer<'_, '_> {
             return own;
         };
         let port = usable(self.attributes(above));
-        let is_virtual = match (speed::pcie(own), speed::pcie(port)) {
-            // If the device's link was trained with the port's width, the link really is slow.
-            (Some(own), Some(mb_s)) => speed::is_virtual(mb_s, own) && trained != port.width,
-            _ => false,
-        };
-        if is_virtual {
+        // If the device's link was trained with the port's width, the link really is slow.
+        if speed::is_virtual(port, own) && trained != port.width {
             let bridge = self.tree.functions()[above].bus_id;
             let defect = Defect::VirtualBridge(bridge, speed::link_text(port));
             if !self.defects.contains(&defect) {

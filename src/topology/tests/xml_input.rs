@@ -1,7 +1,10 @@
 //! Files that are refused, and defects that are only reported.
 
 use crate::error::ErrorKind;
-use crate::topology::{BandwidthOrigin, MachineGraph, read_xml, write_xml};
+use crate::topology::{
+    AllReducePrediction, BandwidthOrigin, LinkTime, MachineGraph, Paths, PeerAccess, predict,
+    read_xml, write_xml,
+};
 
 /// Returns a file with one socket that contains `devices`.
 fn file(devices: &str) -> String {
@@ -175,4 +178,91 @@ fn numbers_wider_than_their_field_are_refused() {
             "{error}"
         );
     }
+}
+
+/// Returns the prediction of two switches of four GPUs each, whose links to the socket have these attributes.
+fn two_switches(link: [&str; 2]) -> (Vec<String>, AllReducePrediction) {
+    let switch = |at: u32| {
+        let gpus = (0..4).map(|gpu| 4 * at + gpu);
+        let gpus: String = gpus
+            .map(|dev| gpu(0x10 + dev, &format!("dev=\"{dev}\""), ""))
+            .collect();
+        let attributes = link[at as usize];
+        format!(
+            "<pci busid=\"0000:{:02x}:00.0\" class=\"0x060400\" {attributes}>{gpus}</pci>",
+            0x80 + at
+        )
+    };
+    let graph = MachineGraph::new(&read_xml(&file(&(switch(0) + &switch(1)))).unwrap());
+    let defects = graph.defects.iter().map(ToString::to_string).collect();
+    (
+        defects,
+        predict(&graph, &Paths::new(&graph, &PeerAccess::Rule)),
+    )
+}
+
+#[test]
+fn links_of_unknown_speed_make_no_groups_and_slow_nothing_down() {
+    let own = LinkTime::new(14, 8, 24_000);
+    let known = "link_speed=\"16 GT/s\" link_width=\"16\"";
+    let (defects, both) = two_switches([known; 2]);
+    assert!(defects.is_empty(), "{defects:?}");
+    assert_eq!(both.groups, [[0, 1, 2, 3], [4, 5, 6, 7]]);
+    assert!(both.direct > own);
+    for (text, defect) in [
+        ("link_speed=\"\" link_width=\"\"", "no usable speed"),
+        ("link_speed=\"8 GT/s\" link_width=\"0\"", "no usable speed"),
+        (
+            "link_speed=\"2.5 GT/s\" link_width=\"1\"",
+            "claims 2.5 GT/s PCIe x1",
+        ),
+        (
+            "link_speed=\"16 GT/s\" link_width=\"1\"",
+            "claims 16.0 GT/s PCIe x1",
+        ),
+        (
+            "link_speed=\"64 GT/s\" link_width=\"1\"",
+            "claims 64.0 GT/s PCIe x1",
+        ),
+    ] {
+        let (defects, unknown) = two_switches([text; 2]);
+        assert!(
+            defects.len() == 2 && defects.iter().all(|d| d.contains(defect)),
+            "{defects:?}"
+        );
+        assert_eq!(unknown.partitions, [], "{text}");
+        assert_eq!(unknown.groups.len(), 1, "{text}");
+        let times = [
+            unknown.direct,
+            unknown.ring_by_rank,
+            unknown.best(),
+            unknown.bound,
+        ];
+        assert_eq!(times, [own; 4], "{text}");
+        // The other switch is still a group.
+        let (_, one) = two_switches([known, text]);
+        assert_eq!(one.groups[0], [0, 1, 2, 3], "{text}");
+    }
+}
+
+/// GPUs 0 and 1 have NVLinks; all PCIe links are of unknown speed.
+#[test]
+fn bounds_count_links_of_unknown_speed_that_paths_cross() {
+    let link =
+        |target: &str| format!("<nvlink target=\"{target}\" count=\"2\" tclass=\"0x030200\"/>");
+    let unknown = |bus: u32, content: &str| {
+        format!(
+            "<pci busid=\"0000:{bus:02x}:00.0\" class=\"0x030200\"><gpu dev=\"{bus}\" sm=\"70\">{content}</gpu></pci>"
+        )
+    };
+    let gpus = [
+        unknown(1, &link("0000:02:00.0")),
+        unknown(2, &link("0000:01:00.0")),
+        unknown(3, ""),
+    ];
+    let graph = MachineGraph::new(&read_xml(&file(&gpus.concat())).unwrap());
+    let prediction = predict(&graph, &Paths::new(&graph, &PeerAccess::Rule));
+    // GPU 3 sends and receives S, at the 12 GB/s that are assumed.
+    assert_eq!(prediction.bound, LinkTime::new(1, 1, 12_000));
+    assert!(prediction.bound <= prediction.best());
 }
