@@ -5,6 +5,7 @@ use crate::config::{Config, FileChoice, cache_directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Device;
 use crate::gpu_links::PeerPath;
+use crate::sys::fork_safe::ForkSafe;
 use crate::sys::log::{self, Level};
 use crate::sys::nvml::Nvml;
 use crate::sys::{cpu, file, numa};
@@ -14,6 +15,8 @@ use crate::topology::{
     PeerAccess, ProcessorFacts, RankPlace, RankTopology, read_xml, write_xml,
 };
 use crate::types::DeviceChoice;
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -35,7 +38,7 @@ pub(super) fn on_host(
     if !one_host || peers.len() < 2 {
         return Ok(None);
     }
-    let topology = of_file(path, peers.len(), &access(config))
+    let topology = of_file(path, peers.len(), &access(config), exchange.rank() == 0)
         .map_err(|error| error.context(format!("CINCH_TOPO={}", path.display())))
         // The other ranks wait for this rank next.
         .inspect_err(|error| exchange.announce(error))?;
@@ -165,11 +168,15 @@ pub(super) fn on_gpus(
         return Ok(None);
     }
     let machine = match &config.topology {
-        FileChoice::File(path) => Some(
-            read_file(path)
+        FileChoice::File(path) => {
+            let machine = read_file(path)
                 .map_err(|error| error.context(format!("CINCH_TOPO={}", path.display())))
-                .inspect_err(|error| exchange.announce(error))?,
-        ),
+                .inspect_err(|error| exchange.announce(error))?;
+            if exchange.rank() == 0 {
+                warn_of_defects(path, &MachineGraph::new(&machine));
+            }
+            Some(machine)
+        }
         _ => fused(&fragments, peers)?,
     };
     let Some(machine) = machine else {
@@ -352,8 +359,27 @@ fn access(config: &Config) -> PeerAccess {
     }
 }
 
-fn of_file(path: &Path, ranks: usize, access: &PeerAccess) -> Result<RankTopology> {
+/// Logs each defect of the file, once in the process. Ranks of one communicator have equal files, or fail, so one rank of
+/// them calls it.
+fn warn_of_defects(path: &Path, graph: &MachineGraph) {
+    /// Hashes of the lines so far.
+    static LOGGED: ForkSafe<BTreeSet<u64>> = ForkSafe::new(BTreeSet::new());
+    for defect in &graph.defects {
+        let line = format!("CINCH_TOPO={}: {defect}", path.display());
+        let mut hasher = DefaultHasher::new();
+        line.hash(&mut hasher);
+        if LOGGED.with(|logged| logged.insert(hasher.finish())) {
+            log::line(Level::Warn, format_args!("{line}"));
+        }
+    }
+}
+
+/// Returns the topology of ranks on the GPUs of a file. The rank that `warns` logs the defects of the file.
+fn of_file(path: &Path, ranks: usize, access: &PeerAccess, warns: bool) -> Result<RankTopology> {
     let graph = MachineGraph::new(&read_file(path)?);
+    if warns {
+        warn_of_defects(path, &graph);
+    }
     let gpus = graph.by_rank();
     if gpus.len() < ranks {
         return Err(Error::invalid_argument(format!(
@@ -391,10 +417,13 @@ mod tests {
     use crate::bootstrap::LocalOutOfBand;
     use crate::config::EmulatedMachine;
     use crate::sync::Fault;
+    use crate::sys::fork::tests::in_child;
     use crate::topology::probe::SavedProbe;
 
-    fn file_path(name: &str) -> String {
-        format!("{}/tests/topology/{name}", env!("CARGO_MANIFEST_DIR"))
+    /// Returns the path of a machine file; `name` may also be an absolute path.
+    fn file_path(name: &str) -> PathBuf {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topology");
+        folder.join(name)
     }
 
     /// Returns the topologies of ranks with these values of `CINCH_TOPO`.
@@ -407,7 +436,7 @@ mod tests {
         let faults: Vec<_> = files.iter().map(|_| Fault::new()).collect();
         let world = LocalOutOfBand::world(files.len(), &faults);
         let of = |file: &&str| Config {
-            topology: FileChoice::File(file_path(file).into()),
+            topology: FileChoice::File(file_path(file)),
             emulated: scale.map(|scale| EmulatedMachine {
                 file: file.to_string(),
                 xml: std::fs::read_to_string(file_path(file)).unwrap(),
@@ -434,6 +463,44 @@ mod tests {
             let topology = outcome.unwrap().unwrap();
             assert_eq!(topology.to_string(), "4 switches of 2 ranks");
         }
+    }
+
+    /// The log belongs to the process, so a child reads it back.
+    #[test]
+    fn rank_0_logs_each_defect_of_the_file_once() {
+        let [file, log] = ["xml", "log"].map(|end| {
+            std::env::temp_dir().join(format!("cinch-defects-{}.{end}", std::process::id()))
+        });
+        let text = std::fs::read_to_string(file_path("A.xml")).unwrap();
+        let itself = "<nvlink target=\"0000:10:00.0\" count=\"1\" tclass=\"0x030200\"/>";
+        let gpu = "<gpu dev=\"0\" sm=\"70\" rank=\"0\" gdr=\"1\"/>";
+        let with_links = format!("{}{itself}{itself}</gpu>", gpu.replace("/>", ">"));
+        assert!(text.contains(gpu));
+        let text = text.replace(gpu, &with_links);
+        std::fs::write(&file, text.replacen("class=\"0x060400\" ", "", 1)).unwrap();
+        let name = file.to_str().unwrap();
+        let written = in_child(|| {
+            let settings = log::Settings {
+                level: "warn",
+                subsystems: crate::types::Subsystems::ALL,
+                file: Some(&log),
+                host: "",
+                form: log::LineForm::Short,
+            };
+            log::configure(&settings);
+            // Two communicators.
+            (0..2).all(|_| outcomes(&[name; 8]).iter().all(Result::is_ok))
+        });
+        let lines = std::fs::read_to_string(&log).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::remove_file(&log).unwrap();
+        assert!(written);
+        let found: Vec<&str> = lines.lines().collect();
+        for (line, defect) in found.iter().zip(["has no class", "a link to itself"]) {
+            let file = format!("warn: CINCH_TOPO={name}: ");
+            assert!(line.contains(&file) && line.contains(defect), "{lines}");
+        }
+        assert_eq!(found.len(), 2, "{lines}");
     }
 
     /// Whole MB/s, divided by the factor, would be 1 for every link of H from 20,000 on.
