@@ -3,13 +3,15 @@
 use super::BusId;
 use std::fmt;
 
-/// A defect of a description. Each is reported once as a warning; the rest of the description is used.
+/// A defect of a description. Equal defects are reported once, as a warning; the rest of the description is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// A GPU lists a link to itself, which is left out.
     LinkToItself(BusId),
     /// A GPU lists a link to a device that the description lacks, which is left out.
     LinkToNowhere(BusId, BusId),
+    /// A GPU lists no links, or more links than a chip can have, to one device. They are left out.
+    LinkCount(BusId, u32),
     /// Two GPUs list different numbers of links to each other. The larger number is used both ways.
     UnequalLinks(BusId, BusId, [u32; 2]),
     /// Several bridges have one address. The bridges are kept apart by their places in the tree.
@@ -38,6 +40,10 @@ impl fmt::Display for Defect {
             Defect::LinkToNowhere(gpu, target) => write!(
                 f,
                 "GPU {gpu} lists a link to {target}, which is not in the description; the link is ignored"
+            ),
+            Defect::LinkCount(gpu, count) => write!(
+                f,
+                "GPU {gpu} lists {count} links to one device, which is no possible number; they are ignored"
             ),
             Defect::UnequalLinks(a, b, [there, back]) => write!(
                 f,

@@ -145,7 +145,10 @@ impl MachineGraph {
     pub fn new(machine: &Machine) -> MachineGraph {
         let mut builder = Builder::default();
         builder.graph.version = machine.version;
-        builder.graph.defects = machine.defects.clone();
+        machine
+            .defects
+            .iter()
+            .for_each(|defect| builder.report(defect.clone()));
         let sockets: Vec<NodeId> = machine
             .sockets
             .iter()
@@ -210,6 +213,9 @@ struct PendingGpu<'a> {
     gpu: &'a super::Gpu,
 }
 
+/// Largest number of links between a GPU and one other device. Chips have at most 18 each.
+const MOST_LINKS: u32 = 255;
+
 #[derive(Default)]
 struct Builder<'a> {
     graph: MachineGraph,
@@ -233,6 +239,13 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// Adds a defect unless an equal one is known.
+    fn report(&mut self, defect: Defect) {
+        if !self.graph.defects.contains(&defect) {
+            self.graph.defects.push(defect);
+        }
+    }
+
     fn socket(&mut self, socket: &'a CpuSocket) -> NodeId {
         let name = match socket.numa {
             0.. => format!("socket {}", socket.numa),
@@ -240,7 +253,7 @@ impl<'a> Builder<'a> {
         };
         if socket.numa < 0 {
             self.graph.has_unknown_socket = true;
-            self.graph.defects.push(Defect::NoNuma);
+            self.report(Defect::NoNuma);
         }
         let node = self.node(NodeKind::Socket, name, None);
         for device in &socket.devices {
@@ -347,7 +360,7 @@ impl<'a> Builder<'a> {
                 };
             }
         };
-        self.graph.defects.push(defect);
+        self.report(defect);
         // The link is assumed to be as fast as the fastest device behind it.
         let fastest = behind.iter().filter_map(|&link| speed::pcie(link)).max();
         let mb_s = fastest.unwrap_or(speed::ASSUMED_PCIE);
@@ -396,10 +409,14 @@ impl<'a> Builder<'a> {
         let mut switch = None;
         for (at, pending) in gpus.iter().enumerate() {
             for link in &pending.gpu.links {
-                let mb_s = speed::gpu_link(pending.gpu, link);
-                if mb_s == 0 || link.kind == GpuLinkKind::C2c {
+                if link.kind == GpuLinkKind::C2c {
                     continue;
                 }
+                if !(1..=MOST_LINKS).contains(&link.count) {
+                    self.report(Defect::LinkCount(pending.bus_id, link.count));
+                    continue;
+                }
+                let mb_s = speed::gpu_link(pending.gpu, link);
                 let origin = link
                     .bandwidth
                     .map_or(BandwidthOrigin::Table, |_| BandwidthOrigin::File);
@@ -407,9 +424,7 @@ impl<'a> Builder<'a> {
                 let to_gpu = link.target.and_then(|target| by_bus_id.get(&target));
                 match (link.target_class.map(|class| class >> 8), to_gpu) {
                     (_, Some(&to)) if to == at => {
-                        self.graph
-                            .defects
-                            .push(Defect::LinkToItself(pending.bus_id));
+                        self.report(Defect::LinkToItself(pending.bus_id));
                     }
                     (_, Some(&to)) => {
                         let pair = pairs.entry((at, to)).or_default();
@@ -436,7 +451,7 @@ impl<'a> Builder<'a> {
                     (_, None) => {
                         let target = link.target.unwrap_or(BusId::new(0, 0, 0, 0));
                         let defect = Defect::LinkToNowhere(pending.bus_id, target);
-                        self.graph.defects.push(defect);
+                        self.report(defect);
                     }
                 }
             }
@@ -450,9 +465,7 @@ impl<'a> Builder<'a> {
             let back = pairs.get(&(b, a)).copied().unwrap_or_default();
             if there.0 != back.0 {
                 let (a, b) = (gpus[a].bus_id, gpus[b].bus_id);
-                self.graph
-                    .defects
-                    .push(Defect::UnequalLinks(a, b, [there.0, back.0]));
+                self.report(Defect::UnequalLinks(a, b, [there.0, back.0]));
             }
             let bandwidth = Bandwidth {
                 mb_s: there.1.max(back.1),

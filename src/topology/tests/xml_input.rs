@@ -2,8 +2,8 @@
 
 use crate::error::ErrorKind;
 use crate::topology::{
-    AllReducePrediction, BandwidthOrigin, LinkTime, MachineGraph, Paths, PeerAccess, predict,
-    read_xml, write_xml,
+    AllReducePrediction, BandwidthOrigin, LinkKind, LinkTime, MachineGraph, Paths, PeerAccess,
+    predict, read_xml, write_xml,
 };
 
 /// Returns a file with one socket that contains `devices`.
@@ -148,6 +148,53 @@ fn milder_defects_are_reported_once_and_the_rest_is_used() {
         link.bandwidth.origin == BandwidthOrigin::Assumed && link.bandwidth.mb_s < 1000
     });
     assert_eq!(assumed.count(), 0, "an unknown link is not slow");
+}
+
+#[test]
+fn equal_defects_are_reported_once() {
+    let link = |target: &str, count: &str| {
+        format!("<nvlink target=\"{target}\" count=\"{count}\" tclass=\"0x030200\"/>")
+    };
+    let twice = [link("0000:01:00.0", "1"), link("0000:77:00.0", "1")]
+        .concat()
+        .repeat(2);
+    let counts = [
+        link("0000:02:00.0", "0"),
+        link("0000:02:00.0", "4294967295"),
+    ]
+    .concat();
+    let bridge = |bus: u32| {
+        let behind = gpu(bus, &format!("dev=\"{bus}\""), "");
+        format!("<pci busid=\"0000:80:00.0\" link_width=\"0\">{behind}</pci>")
+    };
+    let devices = [
+        gpu(1, "dev=\"1\" sm=\"70\"", &(twice + &counts)),
+        bridge(2),
+        bridge(3),
+    ]
+    .concat();
+    let text = file(&devices).replace("</cpu>", "</cpu><cpu numaid=\"-1\"/><cpu numaid=\"-1\"/>");
+    let graph = MachineGraph::new(&read_xml(&text).unwrap());
+    let defects: Vec<String> = graph.defects.iter().map(ToString::to_string).collect();
+    let expected = [
+        "0000:80:00.0 has no class",
+        "2 bridges have the address 0000:80:00.0",
+        "of 0000:80:00.0 has no usable speed",
+        "a socket has no NUMA node",
+        "0000:01:00.0 lists a link to itself",
+        "0000:01:00.0 lists a link to 0000:77:00.0",
+        "0000:01:00.0 lists 0 links",
+        "0000:01:00.0 lists 4294967295 links",
+    ];
+    assert_eq!(defects.len(), expected.len(), "{defects:#?}");
+    for (part, defect) in expected.iter().zip(&defects) {
+        assert!(defect.contains(part), "{part} is not in {defect}");
+    }
+    let nvlinks = graph
+        .links
+        .iter()
+        .filter(|link| link.class == LinkKind::NvLink);
+    assert_eq!(nvlinks.count(), 0);
 }
 
 #[test]
