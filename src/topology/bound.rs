@@ -99,10 +99,18 @@ impl<'a> FlowNetwork<'a> {
         {
             path.links.iter().for_each(|&link| used[link] = true);
         }
-        // A link of unknown speed carries only the data of paths that cross it.
+        let kind = |node: usize| graph.nodes[node].kind;
         let counts = graph.links.iter().zip(used).map(|(link, is_used)| {
-            let is_known = link.bandwidth.origin > BandwidthOrigin::Assumed;
-            link.class != LinkKind::Network && (is_known || is_used)
+            match (link.class, kind(link.from), kind(link.to)) {
+                (LinkKind::Network, ..) => false,
+                // A link of unknown speed carries only the data of paths that cross it.
+                _ if link.bandwidth.origin == BandwidthOrigin::Assumed => is_used,
+                (LinkKind::NvLink, NodeKind::Gpu(a), NodeKind::Gpu(b)) => {
+                    paths.get(a, b).peer_access
+                }
+                (LinkKind::NvLink, ..) => is_used,
+                _ => true,
+            }
         });
         FlowNetwork {
             graph,

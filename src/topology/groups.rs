@@ -53,7 +53,12 @@ impl Partition {
 /// nothing.
 pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
     let n = graph.gpus.len();
-    let linked = |a: usize, b: usize| a == b || paths.get(a, b).class == PathType::Nvl;
+    let reaches = |a: usize, b: usize| {
+        let path = paths.get(a, b);
+        path.class == PathType::Nvl && path.peer_access
+    };
+    // Without peer access data leaves NVLink alone.
+    let linked = |a: usize, b: usize| a == b || reaches(a, b) && reaches(b, a);
     if n < 2 || (0..n).all(|a| (0..n).all(|b| linked(a, b))) {
         return Vec::new();
     }

@@ -1,7 +1,9 @@
 //! Predictions of an all_reduce of 256 MiB, in milliseconds.
 
-use super::machines::{case, dealt};
-use crate::topology::{MachineGraph, Paths, predict, read_xml, write_xml};
+use super::machines::{case, dealt, each_gpu};
+use crate::topology::{
+    AllReducePrediction, Machine, MachineGraph, Paths, PeerAccess, predict, read_xml, write_xml,
+};
 
 /// The predicted times of a machine, without a codec: ring by rank, ring with ranks dealt to groups, direct,
 /// best schedule, bound. Then with `linear8`: direct, and best schedule of direct exchanges.
@@ -72,6 +74,24 @@ fn machines_have_the_published_predictions() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Without peer access all data goes over PCIe, as if the machine had no NVLink.
+#[test]
+fn nvlink_without_peer_access_counts_for_nothing() {
+    for name in ["G", "H", "I", "K"] {
+        let mut machine = case(name).machine;
+        let of = |machine: &Machine| {
+            let graph = MachineGraph::new(machine);
+            predict(&graph, &Paths::new(&graph, &PeerAccess::Never))
+        };
+        let with = of(&machine);
+        each_gpu(&mut machine, &mut |gpu| gpu.links.clear());
+        let without = of(&machine);
+        assert_eq!(with.partitions, without.partitions, "{name}");
+        let times = |p: &AllReducePrediction| [p.bound, p.best(), p.best_direct(), p.direct];
+        assert_eq!(times(&with), times(&without), "{name}");
+    }
 }
 
 #[test]
