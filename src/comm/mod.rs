@@ -23,6 +23,7 @@ mod split;
 mod stats;
 mod teardown;
 mod topology;
+mod topology_file;
 mod typed;
 #[cfg(test)]
 mod wire_tests;

@@ -1,22 +1,20 @@
 //! The topology by which a communicator's ranks choose rings and groups, agreed between all ranks.
 
+use super::topology_file::{of_file, read_file, warn_of_defects};
 use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::config::{Config, FileChoice, cache_directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Device;
 use crate::gpu_links::PeerPath;
-use crate::sys::fork_safe::ForkSafe;
 use crate::sys::log::{self, Level};
 use crate::sys::nvml::Nvml;
-use crate::sys::{cpu, file, numa};
+use crate::sys::{cpu, numa};
 use crate::topology::probe::{DRIVER, ProbeKey};
 use crate::topology::{
-    self, BusId, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph, MeasuredLimits,
-    PeerAccess, ProcessorFacts, RankPlace, RankTopology, read_xml, write_xml,
+    self, BusId, DetectSources, DriverGpu, Machine, MachineGraph, MeasuredLimits, PeerAccess,
+    ProcessorFacts, RankPlace, RankTopology, read_xml, write_xml,
 };
 use crate::types::DeviceChoice;
-use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -346,48 +344,11 @@ fn of_fragments(
     RankTopology::new(&graph, &gpus, &PeerAccess::Pairs(access.collect()))
 }
 
-fn read_file(path: &Path) -> Result<Machine> {
-    let text = file::read_text(path, MAX_XML_BYTES)
-        .map_err(|error| Error::invalid_argument(error.to_string()))?;
-    read_xml(&text)
-}
-
 fn access(config: &Config) -> PeerAccess {
     match config.p2p_disable {
         true => PeerAccess::Never,
         false => PeerAccess::Rule,
     }
-}
-
-/// Logs each defect of the file, once in the process. Ranks of one communicator have equal files, or fail, so one rank of
-/// them calls it.
-fn warn_of_defects(path: &Path, graph: &MachineGraph) {
-    /// Hashes of the lines so far.
-    static LOGGED: ForkSafe<BTreeSet<u64>> = ForkSafe::new(BTreeSet::new());
-    for defect in &graph.defects {
-        let line = format!("CINCH_TOPO={}: {defect}", path.display());
-        let mut hasher = DefaultHasher::new();
-        line.hash(&mut hasher);
-        if LOGGED.with(|logged| logged.insert(hasher.finish())) {
-            log::line(Level::Warn, format_args!("{line}"));
-        }
-    }
-}
-
-/// Returns the topology of ranks on the GPUs of a file. The rank that `warns` logs the defects of the file.
-fn of_file(path: &Path, ranks: usize, access: &PeerAccess, warns: bool) -> Result<RankTopology> {
-    let graph = MachineGraph::new(&read_file(path)?);
-    if warns {
-        warn_of_defects(path, &graph);
-    }
-    let gpus = graph.by_rank();
-    if gpus.len() < ranks {
-        return Err(Error::invalid_argument(format!(
-            "the file has {} GPUs for {ranks} ranks of this host",
-            gpus.len()
-        )));
-    }
-    RankTopology::new(&graph, &gpus[..ranks], access)
 }
 
 /// Compares the fingerprints of all ranks.

@@ -181,3 +181,15 @@ impl Machine {
         all
     }
 }
+
+/// Returns `text` with a replacement for each control character, which could change what a terminal shows.
+pub(super) fn printable(text: &str) -> String {
+    let shown = |c: char| {
+        if c.is_control() {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            c
+        }
+    };
+    text.chars().map(shown).collect()
+}

@@ -84,4 +84,4 @@ pub use rank_topology::RankTopology;
 pub use rates::concurrent_rates;
 pub use rings::{RingOrder, RingSet};
 pub use simulate::{Cluster, ClusterPort, MessageSettings, simulate_messages};
-pub use xml::{MAX_BYTES as MAX_XML_BYTES, read as read_xml, write as write_xml};
+pub use xml::{file_text as xml_file_text, read as read_xml, write as write_xml};

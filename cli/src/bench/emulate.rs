@@ -1,8 +1,7 @@
 //! `--emulate`: shared memory that is as slow as the links of a machine file.
 
 use cinch::config::EmulatedMachine;
-use cinch::sys::file;
-use cinch::topology::{MAX_XML_BYTES, MachineGraph, read_xml};
+use cinch::topology::{MachineGraph, read_xml, xml_file_text};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -37,8 +36,7 @@ impl EmulateOptions {
             return Ok(None);
         };
         let name = path.display().to_string();
-        let xml = file::read_text(path, MAX_XML_BYTES)
-            .map_err(|error| format!("--emulate {name}: {error}"))?;
+        let xml = xml_file_text(path).map_err(|error| format!("--emulate {name}: {error}"))?;
         let machine = read_xml(&xml).map_err(|error| format!("--emulate {name}: {error}"))?;
         let gpus = MachineGraph::new(&machine).gpus.len();
         if let Some(ranks) = ranks.filter(|&ranks| ranks > gpus) {

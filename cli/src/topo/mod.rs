@@ -8,11 +8,11 @@ mod text;
 use crate::{ExitResult, FAILURE, USAGE, finish};
 use cinch::Config;
 use cinch::gpu::Driver;
+use cinch::sys::numa;
 use cinch::sys::nvml::Nvml;
-use cinch::sys::{file, numa};
 use cinch::topology::{
-    self, AllReducePrediction, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph,
-    PathType, Paths, PeerAccess, ProcessorFacts, predict, read_xml, write_xml,
+    self, AllReducePrediction, DetectSources, DriverGpu, Machine, MachineGraph, PathType, Paths,
+    PeerAccess, ProcessorFacts, predict, read_xml, write_xml, xml_file_text,
 };
 use probe::Probed;
 use std::fs;
@@ -105,7 +105,7 @@ fn describe(options: &TopoOptions) -> ExitResult<(String, Machine)> {
         (USAGE, format!("{}: {error}", path.display()))
     };
     if let Some(path) = &options.file {
-        let text = file::read_text(path, MAX_XML_BYTES).map_err(|error| usage(path, &error))?;
+        let text = xml_file_text(path).map_err(|error| usage(path, &error))?;
         let machine = read_xml(&text).map_err(|error| usage(path, &error))?;
         return Ok((path.display().to_string(), machine));
     }

@@ -7,6 +7,7 @@
 mod gpus;
 mod place;
 
+use super::machine::printable;
 use super::{BusId, Machine, Nic, ProcessorFacts};
 use crate::error::Result;
 use crate::sys::nvml::NvmlGpu;
@@ -68,7 +69,7 @@ fn nics(tree: &PciTree<'_>, ports: Vec<NetworkPort>) -> Vec<(Option<usize>, Nic)
     let peer_memory = has_rdma && MODULES.iter().any(|module| tree.exists(module));
     let nics = ports.into_iter().enumerate().map(|(dev, port)| {
         let nic = Nic {
-            name: port.name,
+            name: printable(&port.name),
             dev: dev as u32,
             speed: port.speed,
             port: port.port,

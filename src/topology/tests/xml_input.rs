@@ -3,7 +3,7 @@
 use crate::error::ErrorKind;
 use crate::topology::{
     AllReducePrediction, BandwidthOrigin, LinkKind, LinkTime, MachineGraph, Paths, PeerAccess,
-    predict, read_xml, write_xml,
+    predict, read_xml, write_xml, xml_file_text,
 };
 
 /// Returns a file with one socket that contains `devices`.
@@ -36,71 +36,178 @@ fn refused(text: &str, parts: &[&str]) {
 #[test]
 fn bad_files_are_refused_with_the_line() {
     let one = gpu(1, "dev=\"0\"", "");
-    refused("", &["no XML"]);
+    refused("", &["line 1", "no XML", "write the file again"]);
     refused(
-        "<system version=\"1\"><cpu></system>",
-        &["line 1", "no XML"],
+        "<system version=\"1\">\n<cpu></system>",
+        &["line 2", "no XML", "correct the line"],
     );
     refused(
         "<graphs version=\"1\"/>",
-        &["line 1", "<graphs>", "<system>"],
+        &["line 1", "<graphs>", "<system>", "NCCL_TOPO_DUMP_FILE"],
     );
-    refused("<system/>", &["version"]);
+    refused("<!-- -->\n<system/>", &["line 2", "no version", "valid: 1"]);
     refused(
         "<system version=\"3\"/>",
-        &["version 3", "valid: 1 (NCCL), 2 (RCCL)"],
+        &["line 1", "version 3", "valid: 1 (NCCL), 2 (RCCL)"],
     );
-    refused("<system version=\"one\"/>", &["version=\"one\"", "number"]);
     refused(
-        "<!DOCTYPE system [<!ENTITY a \"b\">]><system version=\"1\"/>",
-        &["DOCTYPE"],
+        "<system version=\"one\"/>",
+        &["version=\"one\"", "whole number"],
     );
-    refused(&file(""), &["no <gpu>"]);
-    refused(&file(&gpu(1, "rank=\"0\"", "")), &["line 3", "no dev"]);
-    refused(&file("<gpu dev=\"0\"/>"), &["line 3", "outside"]);
-    refused(&file("<pci class=\"0x060400\"/>"), &["line 3", "busid"]);
+    refused(
+        "<?xml version=\"1.0\"?>\n<!DOCTYPE system [<!ENTITY a \"b\">]>\n<system version=\"1\"/>",
+        &["line 2", "DOCTYPE", "remove"],
+    );
+    refused(&file(""), &["line 1", "no <gpu>", "put one"]);
+    refused(
+        &file(&gpu(1, "rank=\"0\"", "")),
+        &["line 3", "no dev", "from 0"],
+    );
+    refused(
+        &file("<pci class=\"0x060400\"/>"),
+        &["line 3", "no busid", "add"],
+    );
     refused(
         &file("<pci busid=\"here\"/>"),
-        &["line 3", "busid=\"here\"", "0000:c1:00.0"],
+        &["line 3", "busid=\"here\"", "0000:c1:00.0", "correct it"],
     );
     for attributes in [
         "dev=\"-1\"",
         "dev=\"99999999999\"",
         "dev=\"0x1\"",
+        "dev=\"0.0\"",
         "dev=\"0\" sm=\"Volta\"",
     ] {
-        refused(&file(&gpu(1, attributes, "")), &["line 3", "number"]);
+        let range = "is not a whole number from 0 to 4294967295, in digits; correct it";
+        refused(&file(&gpu(1, attributes, "")), &["line 3", range]);
     }
+    let nic = format!("{one}<nic><net name=\"a\" speed=\"10000.0\"/></nic>");
+    refused(
+        &file(&nic),
+        &["line 3", "<net speed=\"10000.0\"> is not a whole number"],
+    );
     let twice = |second: String| file(&format!("{one}\n{second}"));
-    refused(&twice(gpu(1, "dev=\"1\"", "")), &["line 4", "0000:01:00.0"]);
-    refused(&twice(gpu(2, "dev=\"0\"", "")), &["line 4", "dev 0"]);
+    refused(
+        &twice(gpu(1, "dev=\"1\"", "")),
+        &["line 4", "0000:01:00.0", "remove one"],
+    );
+    refused(
+        &twice(gpu(2, "dev=\"0\"", "")),
+        &["line 4", "dev 0", "from 0"],
+    );
     let ranks = [
         gpu(1, "dev=\"0\" rank=\"5\"", ""),
         gpu(2, "dev=\"1\" rank=\"5\"", ""),
     ]
     .join("\n");
-    refused(&file(&ranks), &["line 4", "rank 5"]);
+    refused(&file(&ranks), &["line 4", "rank 5", "or none"]);
     let hosts =
         "<system version=\"1\">\n<cpu host_hash=\"0x1\"/>\n<cpu host_hash=\"0x2\"/></system>";
-    refused(hosts, &["line 3", "several hosts"]);
+    refused(hosts, &["line 3", "several hosts", "file of its own"]);
     refused(
         &format!("{}<!--{}-->", file(&one), "x".repeat(8 << 20)),
-        &["8388608 bytes"],
+        &["line 5", "8388608 bytes", "one host"],
     );
-    let many = "<pci busid=\"0:0:0.0\"/>".repeat(4097);
-    refused(&file(&many), &["4096 elements"]);
+    let many = "<pci busid=\"0:0:0.0\"/>\n".repeat(4097);
+    refused(&file(&many), &["line 4097", "4096 elements", "leave out"]);
     let deep = format!(
         "{}{}",
-        "<pci busid=\"0:0:0.0\">".repeat(100),
+        "<pci busid=\"0:0:0.0\">\n".repeat(100),
         "</pci>".repeat(100)
     );
-    refused(&file(&deep), &["64 levels"]);
+    refused(&file(&deep), &["line 65", "64 levels", "leave out"]);
     let deepest = format!(
         "{}{}",
         "<pci busid=\"0:0:0.0\">".repeat(300_000),
         "</pci>".repeat(300_000)
     );
     refused(&file(&deepest), &["64 levels"]);
+}
+
+/// Of two GPUs of a switch with one `dev`, the second in the file is named, also if it is nearer to the socket.
+#[test]
+fn gpus_where_none_is_read_are_refused_with_the_line() {
+    let one = gpu(1, "dev=\"0\"", "");
+    let stray = "\n<gpu dev=\"1\"/>";
+    refused(&file(stray), &["line 4", "outside of any <pci>", "busid"]);
+    let inside =
+        |element: &str| format!("{one}<{element} busid=\"0000:02:00.0\">{stray}</{element}>");
+    let in_gpu = gpu(1, "dev=\"0\"", stray);
+    let files = [
+        file(&inside("nic")),
+        file(&inside("cpu")),
+        file(&inside("other")),
+        file(&in_gpu),
+        file(&format!("{one}<cpu>{}</cpu>", inside("pci"))),
+    ];
+    for text in files {
+        refused(&text, &["line 4", "not read", "below a <cpu> of <system>"]);
+    }
+    let in_system = |content: &str| file(&one).replace("</cpu>", &format!("</cpu>{content}"));
+    refused(&in_system(stray), &["line 5", "not read"]);
+    refused(&in_system(&inside("pci")), &["line 4", "not read"]);
+    // GPUs of a channel are no devices.
+    let graphs = "<graphs version=\"1\"><graph id=\"0\"><channel><gpu dev=\"0\"/></channel></graph></graphs>";
+    assert!(read_xml(&in_system(graphs)).is_ok());
+    let behind = gpu(1, "dev=\"0\"", "");
+    let bridge = format!("<pci busid=\"0000:02:00.0\">{behind}\n<gpu dev=\"0\"/></pci>");
+    refused(&file(&bridge), &["line 4", "dev 0"]);
+}
+
+#[test]
+fn control_characters_reach_no_terminal() {
+    let hostile = "&#27;[2J&#155;2J&#10;&#9;";
+    let nic = format!("<nic><net name=\"mlx{hostile}5\"/></nic>");
+    let text = file(&(gpu(1, "dev=\"0\"", "") + &nic));
+    let text = text.replace(
+        "arch=\"x86_64\"",
+        &format!("arch=\"a{hostile}b\" vendor=\"{hostile}\""),
+    );
+    let machine = read_xml(&text).unwrap();
+    let socket = &machine.sockets[0];
+    let name = MachineGraph::new(&machine)
+        .nodes
+        .last()
+        .unwrap()
+        .name
+        .clone();
+    for text in [
+        &name,
+        &socket.nics[0].name,
+        &socket.arch,
+        &socket.vendor,
+        &socket.affinity,
+    ] {
+        assert!(!text.contains(char::is_control), "{text:?}");
+    }
+    assert!(name.starts_with("mlx\u{fffd}[2J\u{fffd}2J"), "{name:?}");
+    assert_eq!(read_xml(&write_xml(&machine)).as_ref(), Ok(&machine));
+    for attributes in ["dev", "dev=\"0\" gcn"] {
+        let text = file(&gpu(1, &format!("{attributes}=\"{hostile}\""), ""));
+        let error = read_xml(&text).unwrap_err();
+        assert!(!error.message().contains(char::is_control), "{error:?}");
+    }
+}
+
+#[test]
+fn files_that_are_too_long_or_no_text_are_refused_with_the_line() {
+    let path = std::env::temp_dir().join(format!("cinch-long-{}.xml", std::process::id()));
+    let of = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        xml_file_text(&path).map_err(|error| error.message().to_string())
+    };
+    let text = file(&gpu(1, "dev=\"0\"", ""));
+    assert_eq!(of(text.as_bytes()), Ok(text));
+    let long = "\n".repeat(9 << 20);
+    let error = of(long.as_bytes()).unwrap_err();
+    assert!(
+        error.starts_with("line 8388609: ") && error.contains("8388608 bytes"),
+        "{error}"
+    );
+    let error = of(b"<system>\n\xff").unwrap_err();
+    assert!(error.starts_with("line 2: no UTF-8"), "{error}");
+    std::fs::remove_file(&path).unwrap();
+    assert!(xml_file_text(&path).is_err());
 }
 
 #[test]
@@ -221,7 +328,7 @@ fn numbers_wider_than_their_field_are_refused() {
         let text = file(&format!("<pci busid=\"0000:04:00.0\" {attributes}/>"));
         let error = read_xml(&text).unwrap_err();
         assert!(
-            error.message().contains("is not a number in range"),
+            error.message().contains("hexadecimal number of at most"),
             "{error}"
         );
     }

@@ -17,12 +17,7 @@ const MAX_DEPTH: usize = 64;
 /// # Errors
 /// Invalid argument if the text exceeds a limit. The sentence has the line.
 pub(super) fn check(text: &str) -> Result<()> {
-    if text.len() > MAX_BYTES {
-        return Err(Error::invalid_argument(format!(
-            "a topology file has at most {MAX_BYTES} bytes; this one has {}",
-            text.len()
-        )));
-    }
+    check_size(text.as_bytes())?;
     let (mut depth, mut elements) = (0usize, 0usize);
     let mut at = 0;
     while let Some(found) = text[at..].find('<') {
@@ -30,7 +25,16 @@ pub(super) fn check(text: &str) -> Result<()> {
         let rest = &text[begin..];
         let markup = Markup::of(rest);
         at = begin + markup.length(rest);
+        let refuse = |what: &str| {
+            let line = line(text.as_bytes(), begin);
+            Err(Error::invalid_argument(format!("line {line}: {what}")))
+        };
         match markup {
+            Markup::Other(_) if rest.starts_with("<!DOCTYPE") => {
+                return refuse(
+                    "document types (<!DOCTYPE) are refused in a topology file; remove this one",
+                );
+            }
             Markup::Other(_) => continue,
             Markup::End => depth = depth.saturating_sub(1),
             Markup::Start => {
@@ -39,19 +43,42 @@ pub(super) fn check(text: &str) -> Result<()> {
             }
         }
         let exceeded = if elements > MAX_ELEMENTS {
-            format!("a topology file has at most {MAX_ELEMENTS} elements")
+            format!(
+                "a topology file has at most {MAX_ELEMENTS} elements; leave out devices that lead to no GPU and no \
+                 network device"
+            )
         } else if depth > MAX_DEPTH {
-            format!("elements are nested deeper than {MAX_DEPTH} levels")
+            format!(
+                "elements are nested deeper than {MAX_DEPTH} levels; leave out bridges with one device behind them"
+            )
         } else {
             // An empty element has no end tag.
             let is_empty = markup == Markup::Start && text[..at].ends_with("/>");
             depth -= usize::from(is_empty);
             continue;
         };
-        let line = 1 + text[..begin].matches('\n').count();
-        return Err(Error::invalid_argument(format!("line {line}: {exceeded}")));
+        return refuse(&exceeded);
     }
     Ok(())
+}
+
+/// Checks the size of a file, of which `bytes` is the content or its beginning.
+///
+/// # Errors
+/// Invalid argument if the file is too long. The sentence has the line that exceeds the limit.
+pub(super) fn check_size(bytes: &[u8]) -> Result<()> {
+    if bytes.len() <= MAX_BYTES {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "line {}: a topology file has at most {MAX_BYTES} bytes; describe one host, and remove comments",
+        line(bytes, MAX_BYTES)
+    )))
+}
+
+/// Returns the number of the line at byte `at`, from 1.
+pub(super) fn line(bytes: &[u8], at: usize) -> usize {
+    1 + bytes[..at].iter().filter(|&&byte| byte == b'\n').count()
 }
 
 #[derive(Clone, Copy, PartialEq)]

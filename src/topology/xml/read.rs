@@ -4,19 +4,20 @@
 use super::limits;
 use crate::error::{Error, ErrorKind, Result};
 use crate::topology::machine::{
-    CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
+    CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion, printable,
 };
 use crate::topology::{BusId, Defect, speed};
 use roxmltree::{Document, Node, ParsingOptions};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::str::FromStr;
 
 /// Reads a machine from the text of an XML file.
 ///
 /// # Errors
 /// Invalid argument if the text is no XML, has another root or version, a document type, more than 8 MiB,
-/// 4,096 elements or 64 levels, several hosts, no GPU, or a GPU without `dev`; if two GPUs have one address,
-/// `dev` or rank; or if a number is malformed. The sentence names the line. Milder defects are listed in
+/// 4,096 elements or 64 levels, several hosts, no GPU, a GPU without `dev` or in a place that is not read; if two GPUs have
+/// one address, `dev` or rank; or if a number is malformed. The sentence names the line and what to do. Milder defects are listed in
 /// [`Machine::defects`].
 pub fn read(text: &str) -> Result<Machine> {
     limits::check(text)?;
@@ -24,14 +25,15 @@ pub fn read(text: &str) -> Result<Machine> {
         allow_dtd: false,
         ..ParsingOptions::default()
     };
-    let document = Document::parse_with_options(text, options).map_err(|error| match error {
-        roxmltree::Error::DtdDetected => Error::invalid_argument(
-            "document types (<!DOCTYPE>) are refused in a topology file; remove the line",
-        ),
-        error => Error::invalid_argument(format!("line {}: no XML: {error}", error.pos().row)),
+    let document = Document::parse_with_options(text, options).map_err(|error| {
+        let (line, error) = (error.pos().row, printable(&error.to_string()));
+        let what =
+            format!("line {line}: no XML: {error}; correct the line, or write the file again");
+        Error::invalid_argument(what)
     })?;
     XmlReader {
         document: &document,
+        gpus: Vec::new(),
         defects: Vec::new(),
     }
     .machine()
@@ -39,6 +41,8 @@ pub fn read(text: &str) -> Result<Machine> {
 
 struct XmlReader<'a> {
     document: &'a Document<'a>,
+    /// GPUs so far: where their elements begin, addresses, numbers and ranks.
+    gpus: Vec<(usize, BusId, u32, Option<u32>)>,
     defects: Vec<Defect>,
 }
 
@@ -46,7 +50,10 @@ impl XmlReader<'_> {
     fn machine(mut self) -> Result<Machine> {
         let root = self.document.root_element();
         if root.tag_name().name() != "system" {
-            let found = format!("the root is <{}>, not <system>", root.tag_name().name());
+            let found = format!(
+                "the root is <{}>, not <system>; give a file that NCCL_TOPO_DUMP_FILE names",
+                root.tag_name().name()
+            );
             return Err(self.refuse(root, found));
         }
         let version = match self.number::<u32>(root, "version")? {
@@ -82,7 +89,7 @@ impl XmlReader<'_> {
             defects: Vec::new(),
         };
         self.repeated_bridges(&machine);
-        self.check_gpus(root, &machine)?;
+        self.check_gpus(root)?;
         Ok(Machine {
             defects: self.defects,
             ..machine
@@ -90,7 +97,11 @@ impl XmlReader<'_> {
     }
 
     fn refuse(&self, node: Node<'_, '_>, what: impl Into<String>) -> Error {
-        let row = self.document.text_pos_at(node.range().start).row;
+        self.refuse_at(node.range().start, what)
+    }
+
+    fn refuse_at(&self, begin: usize, what: impl Into<String>) -> Error {
+        let row = self.document.text_pos_at(begin).row;
         Error::new(
             ErrorKind::InvalidArgument,
             format!("line {row}: {}", what.into()),
@@ -98,11 +109,14 @@ impl XmlReader<'_> {
     }
 
     /// Returns an attribute as a number; `None` if it is missing or empty.
-    fn number<T: FromStr>(&self, node: Node<'_, '_>, name: &str) -> Result<Option<T>> {
+    fn number<T: Whole>(&self, node: Node<'_, '_>, name: &str) -> Result<Option<T>> {
         let Some(text) = attribute(node, name) else {
             return Ok(None);
         };
-        let number = text.parse().map_err(|_| self.no_number(node, name, text))?;
+        let number = text.parse().map_err(|_| {
+            let range = format!("a whole number from {} to {}, in digits", T::LEAST, T::MOST);
+            self.unusable(node, name, &range)
+        })?;
         Ok(Some(number))
     }
 
@@ -119,34 +133,38 @@ impl XmlReader<'_> {
         number
             .and_then(|number| T::try_from(number).ok())
             .map(Some)
-            .ok_or_else(|| self.no_number(node, name, text))
+            .ok_or_else(|| {
+                let most = 2 * std::mem::size_of::<T>();
+                let range = format!("a hexadecimal number of at most {most} digits");
+                self.unusable(node, name, &range)
+            })
     }
 
-    fn no_number(&self, node: Node<'_, '_>, name: &str, text: &str) -> Error {
-        let short: String = text.chars().take(40).collect();
-        let tag = node.tag_name().name();
+    /// Refuses an attribute that is not `wanted`.
+    fn unusable(&self, node: Node<'_, '_>, name: &str, wanted: &str) -> Error {
+        let (tag, text) = (node.tag_name().name(), node.attribute(name).unwrap_or(""));
+        let short: String = printable(text).chars().take(40).collect();
         self.refuse(
             node,
-            format!("<{tag} {name}=\"{short}\"> is not a number in range"),
+            format!("<{tag} {name}=\"{short}\"> is not {wanted}; correct it"),
         )
     }
 
     fn bus_id(&self, node: Node<'_, '_>, name: &str) -> Result<BusId> {
+        const EXAMPLE: &str = "a PCI address such as 0000:c1:00.0";
         let tag = node.tag_name().name();
-        match node.attribute(name).map(str::trim) {
-            None | Some("") => Err(self.refuse(node, format!("<{tag}> has no {name}"))),
-            Some(text) => text.parse().map_err(|()| {
-                let short: String = text.chars().take(40).collect();
-                let found =
-                    format!("<{tag} {name}=\"{short}\"> is no PCI address such as 0000:c1:00.0");
-                self.refuse(node, found)
-            }),
+        match attribute(node, name) {
+            None => Err(self.refuse(node, format!("<{tag}> has no {name}; add {EXAMPLE}"))),
+            Some(text) => text
+                .parse()
+                .map_err(|()| self.unusable(node, name, EXAMPLE)),
         }
     }
 
     fn socket(&mut self, node: Node<'_, '_>) -> Result<CpuSocket> {
-        let text = |name: &str| node.attribute(name).unwrap_or("").trim().to_string();
-        let vendor = node.attribute("vendor").unwrap_or("").to_string();
+        let text = |name: &str| printable(node.attribute(name).unwrap_or("").trim());
+        // Blanks belong to the name of one vendor.
+        let vendor = printable(node.attribute("vendor").unwrap_or(""));
         let mut socket = CpuSocket {
             numa: self.number(node, "numaid")?.unwrap_or(-1),
             arch: text("arch"),
@@ -160,7 +178,11 @@ impl XmlReader<'_> {
             match child.tag_name().name() {
                 "pci" => socket.devices.push(self.device(child)?),
                 "nic" => socket.nics.extend(self.nics(child)?),
-                "gpu" => return Err(self.refuse(child, "<gpu> stands outside of any <pci>")),
+                "gpu" => {
+                    let found =
+                        "<gpu> stands outside of any <pci>; put it into a <pci> with its busid";
+                    return Err(self.refuse(child, found));
+                }
                 _ => {}
             }
         }
@@ -192,9 +214,15 @@ impl XmlReader<'_> {
                 "pci" => device.devices.push(self.device(child)?),
                 "nic" => device.nics.extend(self.nics(child)?),
                 "gpu" if device.gpu.is_some() => {
-                    return Err(self.refuse(child, "a second <gpu> in one <pci>"));
+                    let found = "a second <gpu> in one <pci>; give each GPU a <pci> of its own";
+                    return Err(self.refuse(child, found));
                 }
-                "gpu" => device.gpu = Some(self.gpu(child)?),
+                "gpu" => {
+                    let gpu = self.gpu(child)?;
+                    self.gpus
+                        .push((child.range().start, device.bus_id, gpu.dev, gpu.rank));
+                    device.gpu = Some(gpu);
+                }
                 _ => {}
             }
         }
@@ -203,8 +231,8 @@ impl XmlReader<'_> {
 
     fn gpu(&mut self, node: Node<'_, '_>) -> Result<Gpu> {
         let dev = self.number(node, "dev")?;
-        let dev =
-            dev.ok_or_else(|| self.refuse(node, "<gpu> has no dev, the number of the GPU"))?;
+        let missing = "<gpu> has no dev, the number of the GPU; number the GPUs from 0";
+        let dev = dev.ok_or_else(|| self.refuse(node, missing))?;
         let mut gpu = Gpu {
             dev,
             rank: self.number(node, "rank")?,
@@ -254,7 +282,7 @@ impl XmlReader<'_> {
             .filter(|_| !digits.is_empty());
         number
             .map(Some)
-            .ok_or_else(|| self.no_number(node, "gcn", text))
+            .ok_or_else(|| self.unusable(node, "gcn", "an architecture such as 942 or gfx90a"))
     }
 
     fn nics(&mut self, node: Node<'_, '_>) -> Result<Vec<Nic>> {
@@ -264,7 +292,7 @@ impl XmlReader<'_> {
                 continue;
             }
             nics.push(Nic {
-                name: child.attribute("name").unwrap_or("").to_string(),
+                name: printable(child.attribute("name").unwrap_or("")),
                 dev: self.number(child, "dev")?.unwrap_or(0),
                 speed: self.number(child, "speed")?,
                 port: self.number(child, "port")?.unwrap_or(0),
@@ -288,36 +316,59 @@ impl XmlReader<'_> {
             .extend(repeated.map(|(bus_id, times)| Defect::RepeatedBridge(bus_id, times)));
     }
 
-    fn check_gpus(&self, root: Node<'_, '_>, machine: &Machine) -> Result<()> {
-        let devices = machine.pci_devices();
-        let gpus: Vec<(BusId, &Gpu)> = devices
-            .iter()
-            .filter_map(|d| Some((d.bus_id, d.gpu.as_ref()?)))
-            .collect();
-        if gpus.is_empty() {
-            return Err(self.refuse(root, "the file has no <gpu>"));
+    /// Refuses a file without GPUs, with a GPU in a place that is not read, or with equal GPUs.
+    fn check_gpus(&self, root: Node<'_, '_>) -> Result<()> {
+        let read: BTreeSet<usize> = self.gpus.iter().map(|gpu| gpu.0).collect();
+        let is_gpu = |node: &Node<'_, '_>| node.tag_name().name() == "gpu";
+        // Channels of graphs name the GPUs that stand elsewhere.
+        let in_graphs =
+            |node: &Node<'_, '_>| node.ancestors().any(|n| n.tag_name().name() == "graphs");
+        let mut all = root.descendants().filter(is_gpu);
+        if let Some(node) = all.find(|node| !read.contains(&node.range().start) && !in_graphs(node))
+        {
+            let found = "<gpu> stands in a place that is not read; put it into a <pci> below a <cpu> of <system>";
+            return Err(self.refuse(node, found));
         }
-        for (at, (bus_id, gpu)) in gpus.iter().enumerate() {
-            for (other_id, other) in &gpus[..at] {
+        if self.gpus.is_empty() {
+            let found = "the file has no <gpu>; put one into the <pci> of each GPU";
+            return Err(self.refuse(root, found));
+        }
+        for (at, &(begin, bus_id, dev, rank)) in self.gpus.iter().enumerate() {
+            for &(_, other_id, other_dev, other_rank) in &self.gpus[..at] {
                 let what = if bus_id == other_id {
-                    format!("two GPUs have the address {bus_id}")
-                } else if gpu.dev == other.dev {
-                    format!("GPUs {other_id} and {bus_id} both have dev {}", gpu.dev)
-                } else if gpu.rank.is_some() && gpu.rank == other.rank {
+                    format!("two GPUs have the address {bus_id}; correct a busid, or remove one")
+                } else if dev == other_dev {
                     format!(
-                        "GPUs {other_id} and {bus_id} both have rank {}",
-                        gpu.rank.unwrap_or(0)
+                        "GPUs {other_id} and {bus_id} both have dev {dev}; number the GPUs from 0"
+                    )
+                } else if let Some(rank) = rank.filter(|_| rank == other_rank) {
+                    format!(
+                        "GPUs {other_id} and {bus_id} both have rank {rank}; give each a rank of its own, or none"
                     )
                 } else {
                     continue;
                 };
-                let gpu = |node: &Node<'_, '_>| node.tag_name().name() == "gpu";
-                let node = root.descendants().filter(gpu).nth(at).unwrap_or(root);
-                return Err(self.refuse(node, what));
+                return Err(self.refuse_at(begin, what));
             }
         }
         Ok(())
     }
+}
+
+/// A type of whole numbers, with its range.
+trait Whole: FromStr + Display {
+    const LEAST: Self;
+    const MOST: Self;
+}
+
+impl Whole for u32 {
+    const LEAST: u32 = u32::MIN;
+    const MOST: u32 = u32::MAX;
+}
+
+impl Whole for i32 {
+    const LEAST: i32 = i32::MIN;
+    const MOST: i32 = i32::MAX;
 }
 
 /// Returns the elements inside `node`, without text and comments.
