@@ -434,7 +434,7 @@ impl<'a> Builder<'a> {
                         );
                     }
                     (Some(0x0680), None) if link.target_class == Some(0x06_8001) => {
-                        self.connect(pending.node, pending.socket, LinkKind::NvLink, bandwidth);
+                        self.connect_or_widen(pending.node, pending.socket, bandwidth);
                     }
                     (Some(0x0680), None) => {
                         let node = *switch.get_or_insert_with(|| {
@@ -475,11 +475,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Connects a GPU with the link switch, or adds `bandwidth` to their existing link. Files list the links
-    /// to each switch of a machine separately, but the graph has a single link switch.
+    /// Connects a GPU by NVLink with the link switch or its socket, or adds `bandwidth` to their existing NVLink. Files list
+    /// the links to each switch of a machine separately, but the graph has a single link switch.
     fn connect_or_widen(&mut self, gpu: NodeId, switch: NodeId, bandwidth: Bandwidth) {
         let between = |link: &GraphLink| {
-            (link.from, link.to) == (gpu, switch) || (link.to, link.from) == (gpu, switch)
+            let ends = [(link.from, link.to), (link.to, link.from)];
+            link.class == LinkKind::NvLink && ends.contains(&(gpu, switch))
         };
         let mut found = false;
         for link in self.graph.links.iter_mut().filter(|link| between(link)) {

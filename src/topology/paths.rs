@@ -1,6 +1,6 @@
 //! Paths between GPUs: the links that a message crosses, and the class of the path.
 
-use super::graph::{LinkId, LinkKind, MachineGraph, NodeId, NodeKind};
+use super::graph::{BandwidthOrigin, LinkId, LinkKind, MachineGraph, NodeId, NodeKind};
 use super::machine::XmlVersion;
 use std::fmt;
 
@@ -274,7 +274,8 @@ impl<'a> Finder<'a> {
         direct.chain(through).first_max_by_key(slowest)
     }
 
-    /// Returns the path along PCIe and between sockets, and the highest node on it.
+    /// Returns the path along PCIe and between sockets, and the highest node on it. Between a GPU and its socket, NVLink
+    /// may replace PCIe.
     fn tree(&self, a: NodeId, b: NodeId) -> Option<(NodeId, Vec<LinkId>)> {
         let over: Vec<NodeId> = self.graph.ancestors(b).collect();
         let mut links = Vec::new();
@@ -307,22 +308,57 @@ impl<'a> Finder<'a> {
                 }
             }
         }
+        if let Some(at) = links
+            .iter()
+            .position(|&id| self.is_socket(self.graph.links[id].to))
+            && let Some(nvlink) = self.faster_nvlink(a, &links[..=at])
+        {
+            links.splice(..=at, [nvlink]);
+        }
         links.extend(self.down(top, &over)?);
         Some((top, links))
+    }
+
+    fn is_socket(&self, node: NodeId) -> bool {
+        self.graph.nodes[node].kind == NodeKind::Socket
+    }
+
+    /// Returns the NVLink from a GPU to its socket, as POWER9 has, if the link is faster than `ups`, the PCIe links to the
+    /// socket. A link of unknown speed is slower than any other.
+    fn faster_nvlink(&self, gpu: NodeId, ups: &[LinkId]) -> Option<LinkId> {
+        let socket = self.graph.ancestors(gpu).last()?;
+        let speed = |&id: &LinkId| {
+            let bandwidth = self.graph.links[id].bandwidth;
+            (bandwidth.origin > BandwidthOrigin::Assumed, bandwidth.mb_s)
+        };
+        let slowest = ups.iter().map(speed).min()?;
+        let to_socket = self.beside[gpu].iter().copied().filter(|&id| {
+            let link = self.graph.links[id];
+            link.class == LinkKind::NvLink && link.to == socket && self.is_socket(socket)
+        });
+        to_socket
+            .filter(|id| speed(id) > slowest)
+            .first_max_by_key(speed)
     }
 
     /// Returns the links down from `top` to the first node of `over`, which lists a node and its ancestors.
     fn down(&self, top: NodeId, over: &[NodeId]) -> Option<Vec<LinkId>> {
         let below = over.iter().take_while(|&&node| node != top);
         let ups: Option<Vec<LinkId>> = below.map(|&node| self.up[node]).collect();
-        Some(ups?.into_iter().rev().map(MachineGraph::reverse).collect())
+        let mut ups = ups?;
+        if self.is_socket(top)
+            && let Some(nvlink) = self.faster_nvlink(over[0], &ups)
+        {
+            ups = vec![nvlink];
+        }
+        Some(ups.into_iter().rev().map(MachineGraph::reverse).collect())
     }
 
     /// Returns the last link of a path that leads from a socket to a device.
     fn root_port(&self, links: &[LinkId]) -> Option<LinkId> {
         links.iter().copied().rfind(|&id| {
             let link = self.graph.links[id];
-            link.class == LinkKind::Pcie && self.graph.nodes[link.from].kind == NodeKind::Socket
+            link.class != LinkKind::Socket && self.is_socket(link.from)
         })
     }
 

@@ -156,7 +156,7 @@ pub fn each_gpu(machine: &mut Machine, change: &mut dyn FnMut(&mut Gpu)) {
 }
 
 /// Connects pairs of GPUs by `count` links each.
-fn connect(machine: &mut Machine, kind: GpuLinkKind, pairs: &[(usize, usize, u32)]) {
+pub fn connect(machine: &mut Machine, kind: GpuLinkKind, pairs: &[(usize, usize, u32)]) {
     for &(a, b, count) in pairs {
         for (from, to) in [(a, b), (b, a)] {
             each_gpu(machine, &mut |gpu| {

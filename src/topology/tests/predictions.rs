@@ -2,7 +2,8 @@
 
 use super::machines::{case, dealt, each_gpu};
 use crate::topology::{
-    AllReducePrediction, Machine, MachineGraph, Paths, PeerAccess, predict, read_xml, write_xml,
+    AllReducePrediction, BusId, GpuLink, GpuLinkKind, LinkKind, LinkTime, Machine, MachineGraph,
+    PathType, Paths, PciLink, PeerAccess, predict, read_xml, write_xml,
 };
 
 /// The predicted times of a machine, without a codec: ring by rank, ring with ranks dealt to groups, direct,
@@ -91,6 +92,69 @@ fn nvlink_without_peer_access_counts_for_nothing() {
         assert_eq!(with.partitions, without.partitions, "{name}");
         let times = |p: &AllReducePrediction| [p.bound, p.best(), p.best_direct(), p.direct];
         assert_eq!(times(&with), times(&without), "{name}");
+    }
+}
+
+/// Returns a machine of two POWER9 processors, each with two GPUs, whose NVLinks lead to each other and to their processor,
+/// three each way. PCIe links have `gb_s`, or unknown speed.
+fn power9(gb_s: Option<u32>) -> Machine {
+    let link = |target: BusId, class: u32| GpuLink {
+        kind: GpuLinkKind::NvLink,
+        target: Some(target),
+        target_class: Some(class),
+        count: 3,
+        bandwidth: None,
+    };
+    let mut machine = case("F").machine;
+    for (number, socket) in machine.sockets.iter_mut().enumerate() {
+        socket.arch = "ppc64le".into();
+        socket.devices.truncate(2);
+        let addresses: Vec<BusId> = socket.devices.iter().map(|device| device.bus_id).collect();
+        for (at, device) in socket.devices.iter_mut().enumerate() {
+            device.link = PciLink {
+                speed: gb_s.map(|gb_s| gb_s * 80 / 12),
+                width: gb_s.map(|_| 16),
+            };
+            let gpu = device.gpu.as_mut().unwrap();
+            (gpu.dev, gpu.rank) = (2 * number as u32 + at as u32, None);
+            gpu.links.push(link(addresses[1 - at], 0x03_0200));
+            gpu.links
+                .push(link(BusId::new(0, 0, 0, number as u8), 0x06_8001));
+        }
+    }
+    machine
+}
+
+/// NVLinks of 60 GB/s to the processors carry data to the other socket, which is 32 GB/s away. If PCIe is slower than this,
+/// a GPU could otherwise not fill the link between the sockets.
+#[test]
+fn nvlink_to_the_processor_carries_data_to_other_sockets() {
+    for (pcie, is_over_nvlink) in [(None, true), (Some(12), true), (Some(96), false)] {
+        let graph = MachineGraph::new(&power9(pcie));
+        for access in [PeerAccess::Rule, PeerAccess::UpTo(PathType::Sys)] {
+            let paths = Paths::new(&graph, &access);
+            let path = paths.get(0, 3);
+            assert_eq!(path.class, PathType::Sys);
+            let classes: Vec<LinkKind> = path.links.iter().map(|&l| graph.links[l].class).collect();
+            let own = if is_over_nvlink {
+                LinkKind::NvLink
+            } else {
+                LinkKind::Pcie
+            };
+            assert_eq!(classes, [own, LinkKind::Socket, own], "{pcie:?}");
+            assert_eq!(
+                path.links[0],
+                MachineGraph::reverse(paths.get(3, 0).links[2])
+            );
+            assert_eq!(paths.get(0, 1).class, PathType::Nvl);
+            let prediction = predict(&graph, &paths);
+            let sockets = LinkTime::new(1, 1, 32_000);
+            assert_eq!(
+                [prediction.bound, prediction.best()],
+                [sockets; 2],
+                "{pcie:?}"
+            );
+        }
     }
 }
 
