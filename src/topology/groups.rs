@@ -97,19 +97,6 @@ pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
     distinct
 }
 
-/// Returns the groups behind the nearest way out: NVLink islands if there are any, else PCIe switches, else
-/// sockets. All GPUs are one group if nothing divides them.
-pub fn nearest(graph: &MachineGraph, partitions: &[Partition]) -> Vec<Vec<usize>> {
-    let islands = partitions
-        .iter()
-        .find(|partition| partition.unit == GroupUnit::NvlinkIsland);
-    let chosen = islands.or(partitions.first());
-    chosen.map_or_else(
-        || vec![graph.by_rank()],
-        |partition| partition.groups.clone(),
-    )
-}
-
 fn is_known(link: &GraphLink) -> bool {
     link.bandwidth.origin > BandwidthOrigin::Assumed
 }

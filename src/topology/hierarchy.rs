@@ -65,21 +65,27 @@ pub fn best(
     best.map(|best| best.with_better_rails(graph, paths))
 }
 
-/// Returns the schedule on `partitions` (nested, innermost first) with `exchanges`, one for each level. Moves
-/// GPUs to other rails while that makes the schedule faster.
-pub(super) fn fastest(
+/// Returns the fastest schedule on two levels that is direct inside the groups of `partition`, as the engines run it.
+pub(super) fn best_of_two_levels(
     graph: &MachineGraph,
     paths: &Paths,
-    partitions: &[Partition],
-    exchanges: [LevelExchange; 2],
+    partition: &Partition,
 ) -> Hierarchy {
-    let mut hierarchy = Hierarchy {
-        partitions: partitions.to_vec(),
-        exchanges: exchanges.to_vec(),
-        time: LinkTime::ZERO,
+    let of = |between: LevelExchange| {
+        let mut hierarchy = Hierarchy {
+            partitions: vec![partition.clone()],
+            exchanges: vec![LevelExchange::Direct, between],
+            time: LinkTime::ZERO,
+        };
+        hierarchy.time = hierarchy.loads(graph, paths).time(graph);
+        hierarchy.with_better_rails(graph, paths)
     };
-    hierarchy.time = hierarchy.loads(graph, paths).time(graph);
-    hierarchy.with_better_rails(graph, paths)
+    let [direct, ring] = [LevelExchange::Direct, LevelExchange::Ring].map(of);
+    if ring.time < direct.time {
+        ring
+    } else {
+        direct
+    }
 }
 
 /// Returns all chains of one to three nested partitions, as indices, innermost first.

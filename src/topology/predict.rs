@@ -5,9 +5,10 @@ use super::bound::bound;
 use super::flows::{LinkTime, Loads};
 use super::graph::MachineGraph;
 use super::groups::{self, Partition};
-use super::hierarchy::{self, Hierarchy, LevelExchange};
+use super::hierarchy::{self, Hierarchy, LevelExchange, best_of_two_levels};
 use super::paths::Paths;
 use super::rings::{self, RingOrder, RingSet};
+use crate::schedule::GroupUnit;
 
 /// Predictions for a message that is large enough that the fullest link decides.
 #[derive(Clone, Debug)]
@@ -25,7 +26,8 @@ pub struct AllReducePrediction {
     /// The best schedule on nested groups whose exchanges are all direct, as for lossy codecs, which a ring would
     /// round at every hop.
     pub direct_hierarchy: Option<Hierarchy>,
-    /// Groups behind the nearest way out.
+    /// Groups behind the nearest way out: NVLink islands or PCIe switches, whichever make the faster schedule on two levels,
+    /// else sockets. All GPUs are one group if nothing divides them.
     pub groups: Vec<Vec<usize>>,
     /// Partitions into groups that the machine suggests, smallest groups first.
     pub partitions: Vec<Partition>,
@@ -65,8 +67,31 @@ pub fn predict(graph: &MachineGraph, paths: &Paths) -> AllReducePrediction {
         direct: Loads::direct(graph, paths).time(graph),
         hierarchy: hierarchy::best(graph, paths, &partitions, &exchanges),
         direct_hierarchy: hierarchy::best(graph, paths, &partitions, &exchanges[..1]),
-        groups: groups::nearest(graph, &partitions),
+        groups: nearest(graph, paths, &partitions),
         bound: bound(graph, paths, &sets),
         partitions,
     }
+}
+
+/// Returns [`AllReducePrediction::groups`]. If islands and switches are equally fast, those win that leave no GPU alone, then
+/// islands.
+fn nearest(graph: &MachineGraph, paths: &Paths, partitions: &[Partition]) -> Vec<Vec<usize>> {
+    let is_island = |partition: &&Partition| partition.unit == GroupUnit::NvlinkIsland;
+    let islands = partitions.iter().find(is_island);
+    let others = partitions.iter().find(|partition| !is_island(partition));
+    let order = |partition: &&Partition| {
+        let leaves_one_alone = partition.groups.iter().any(|group| group.len() < 2);
+        (
+            best_of_two_levels(graph, paths, partition).time,
+            leaves_one_alone,
+        )
+    };
+    let best = match (islands, others) {
+        (Some(islands), Some(others)) => [islands, others].into_iter().min_by_key(order),
+        (one, other) => one.or(other),
+    };
+    best.map_or_else(
+        || vec![graph.by_rank()],
+        |partition| partition.groups.clone(),
+    )
 }

@@ -4,7 +4,7 @@ use super::assumed;
 use super::flows::Loads;
 use super::graph::{LinkId, MachineGraph, NodeKind};
 use super::groups;
-use super::hierarchy::{self, Hierarchy, LevelExchange};
+use super::hierarchy::{Hierarchy, best_of_two_levels};
 use super::paths::{Paths, PeerAccess};
 use super::rings;
 use super::whole_rings::whole_rings;
@@ -205,17 +205,10 @@ fn of_ranks(graph: &MachineGraph, gpus: &[usize]) -> Result<MachineGraph> {
 
 /// Returns the fastest schedule on two levels that is direct inside groups, as the engines run it.
 fn best_groups(graph: &MachineGraph, paths: &Paths) -> Option<Hierarchy> {
-    use LevelExchange::{Direct, Ring};
     let partitions = groups::partitions(graph, paths);
-    let of = |partition: &groups::Partition| {
-        let alone = std::slice::from_ref(partition);
-        let between = [Direct, Ring]
-            .map(|between| hierarchy::fastest(graph, paths, alone, [Direct, between]));
-        between.into_iter().min_by_key(|best| best.time)
-    };
     // If several are equally fast, the first wins, which has the smallest groups.
-    partitions
+    let all = partitions
         .iter()
-        .filter_map(of)
-        .reduce(|best, next| if next.time < best.time { next } else { best })
+        .map(|partition| best_of_two_levels(graph, paths, partition));
+    all.reduce(|best, next| if next.time < best.time { next } else { best })
 }

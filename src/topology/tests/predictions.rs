@@ -1,6 +1,6 @@
 //! Predictions of an all_reduce of 256 MiB, in milliseconds.
 
-use super::machines::{case, dealt, each_gpu};
+use super::machines::{case, connect, dealt, each_gpu};
 use crate::topology::{
     AllReducePrediction, BusId, GpuLink, GpuLinkKind, LinkKind, LinkTime, Machine, MachineGraph,
     PathType, Paths, PciLink, PeerAccess, predict, read_xml, write_xml,
@@ -155,6 +155,50 @@ fn nvlink_to_the_processor_carries_data_to_other_sockets() {
                 "{pcie:?}"
             );
         }
+    }
+}
+
+/// Groups of machines, and of machine A with NVLinks. A single NVLink from one switch to the other leaves switches as groups;
+/// NVLinks of pairs inside the switches make pairs.
+#[test]
+fn groups_are_those_of_the_fastest_way_out() {
+    let of = |machine: &Machine, access: &PeerAccess| {
+        let graph = MachineGraph::new(machine);
+        predict(&graph, &Paths::new(&graph, access)).groups
+    };
+    let even = |groups: usize, size: usize| -> Vec<Vec<usize>> {
+        let first = (0..groups).map(|group| group * size);
+        first.map(|first| (first..first + size).collect()).collect()
+    };
+    for (name, groups, size) in [
+        ("A", 2, 4),
+        ("B", 4, 2),
+        ("C", 4, 2),
+        ("D", 4, 4),
+        ("E", 2, 4),
+        ("F", 2, 4),
+        ("G", 2, 2),
+        ("H", 2, 4),
+        ("I", 2, 4),
+        ("K", 1, 8),
+    ] {
+        let case = case(name);
+        assert_eq!(
+            of(&case.machine, &case.access),
+            even(groups, size),
+            "{name}"
+        );
+    }
+    for (pairs, expected) in [
+        (&[(0, 4, 12)][..], even(2, 4)),
+        (
+            &[(0, 1, 12), (2, 3, 12), (4, 5, 12), (6, 7, 12)],
+            even(4, 2),
+        ),
+    ] {
+        let mut machine = case("A").machine;
+        connect(&mut machine, GpuLinkKind::NvLink, pairs);
+        assert_eq!(of(&machine, &PeerAccess::Rule), expected, "{pairs:?}");
     }
 }
 
