@@ -20,6 +20,8 @@ pub enum Defect {
     NoClass(BusId),
     /// A link's speed or width is missing, zero or unknown. The link counts as unknown.
     UnknownSpeed(BusId, String),
+    /// The fastest speed of a link is unknown. The speed at which the link runs now is used.
+    TrainedSpeed(BusId, String),
     /// A bridge of a virtual machine claims a link far slower than the devices behind it. The link counts as
     /// unknown.
     VirtualBridge(BusId, String),
@@ -63,6 +65,11 @@ impl fmt::Display for Defect {
             Defect::UnknownSpeed(bus_id, text) => write!(
                 f,
                 "the PCIe link of {bus_id} has no usable speed ({text}); its bandwidth is unknown"
+            ),
+            Defect::TrainedSpeed(bus_id, text) => write!(
+                f,
+                "the system does not report the fastest speed (max_link_speed) of {bus_id}; its link counts as {text}, \
+                 which may be a speed to save power"
             ),
             Defect::VirtualBridge(bus_id, text) => write!(
                 f,

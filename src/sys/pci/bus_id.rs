@@ -28,6 +28,14 @@ impl BusId {
     pub const fn domain(self) -> u32 {
         self.domain
     }
+
+    /// Returns the address of function 0 of this device.
+    pub const fn of_device(self) -> BusId {
+        BusId {
+            function: 0,
+            ..self
+        }
+    }
 }
 
 impl FromStr for BusId {

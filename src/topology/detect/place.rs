@@ -2,7 +2,8 @@
 //!
 //! A switch consists of one upstream port and several downstream ports, which /sys shows as bridges of two levels.
 //! A description has the upstream port only, and no root ports. So of the bridges above a device every second is
-//! a switch, counted from the root bus: root port, upstream port, downstream port, upstream port, and so on.
+//! a switch, counted from the root bus: root port, upstream port, downstream port, upstream port, and so on. A port leads to
+//! one device. So if a bridge that would be a port leads to several, a GPU among them, the bridge is a switch as well.
 
 use super::gpus::DetectedGpus;
 use crate::sys::pci::{PciAttributes, PciLinkText, PciTree};
@@ -118,13 +119,15 @@ impl Placer<'_, '_> {
             depth[index] = function.parent.map_or(0, |parent| depth[parent] + 1);
         }
         let gpus = self.gpus.keys().filter_map(|&bus_id| tree.find(bus_id));
-        let ends: BTreeSet<usize> = gpus.chain(self.nics.keys().copied()).collect();
+        let gpus: BTreeSet<usize> = gpus.collect();
+        let shared = self.shared_bridges(&gpus);
+        let ends: BTreeSet<usize> = gpus.into_iter().chain(self.nics.keys().copied()).collect();
         for end in ends {
             let mut below = end;
             loop {
                 let switch = tree
                     .bridges_above(below)
-                    .find(|&bridge| depth[bridge] % 2 == 1);
+                    .find(|&bridge| depth[bridge] % 2 == 1 || shared.contains(&bridge));
                 let siblings = self.children.entry(switch).or_default();
                 let is_new = siblings.insert((functions[below].bus_id, below));
                 match switch {
@@ -133,6 +136,26 @@ impl Placer<'_, '_> {
                 }
             }
         }
+    }
+
+    /// Returns the bridges right behind which are several devices that hold or lead to GPUs and NICs, among them a GPU.
+    /// Virtual functions of a NIC look like several devices, so NICs alone do not count.
+    fn shared_bridges(&self, gpus: &BTreeSet<usize>) -> BTreeSet<usize> {
+        let functions = self.tree.functions();
+        let mut behind: BTreeMap<usize, (BTreeSet<BusId>, bool)> = BTreeMap::new();
+        for &end in gpus.iter().chain(self.nics.keys()) {
+            let mut below = end;
+            for bridge in self.tree.bridges_above(end) {
+                let (devices, has_gpu) = behind.entry(bridge).or_default();
+                devices.insert(functions[below].bus_id.of_device());
+                *has_gpu |= gpus.contains(&end);
+                below = bridge;
+            }
+        }
+        let shared = behind
+            .into_iter()
+            .filter(|(_, (devices, has_gpu))| *has_gpu && devices.len() > 1);
+        shared.map(|(bridge, _)| bridge).collect()
     }
 
     fn behind(&self, switch: Option<usize>) -> Vec<(BusId, usize)> {
@@ -188,13 +211,12 @@ impl Placer<'_, '_> {
     /// Returns the link between a function and the port above it: the slower speed and the smaller width of
     /// both. A port that a virtual machine invents does not count.
     fn link(&mut self, function: usize) -> PciLink {
-        let attributes = self.attributes(function);
-        let own = usable(attributes);
-        let trained = parse(&attributes.current_link).width;
+        let own = self.usable(function);
+        let trained = parse(&self.attributes(function).current_link).width;
         let Some(above) = self.tree.functions()[function].parent else {
             return own;
         };
-        let port = usable(self.attributes(above));
+        let port = self.usable(above);
         // If the device's link was trained with the port's width, the link really is slow.
         if speed::is_virtual(port, own) && trained != port.width {
             let bridge = self.tree.functions()[above].bus_id;
@@ -210,14 +232,22 @@ impl Placer<'_, '_> {
             width: own.width.map(|width| smaller(width, port.width)),
         }
     }
-}
 
-/// Returns the fastest link of a function, or the trained one if its maximum is unknown.
-fn usable(attributes: &PciAttributes) -> PciLink {
-    let [max, current] = [&attributes.max_link, &attributes.current_link].map(parse);
-    PciLink {
-        speed: max.speed.or(current.speed),
-        width: max.width.or(current.width),
+    /// Returns the fastest link of a function, or the trained one if its maximum is unknown.
+    fn usable(&mut self, function: usize) -> PciLink {
+        let attributes = self.attributes(function);
+        let [max, current] = [&attributes.max_link, &attributes.current_link].map(parse);
+        if max.speed.is_none() && current.speed.is_some() {
+            let bus_id = self.tree.functions()[function].bus_id;
+            let defect = Defect::TrainedSpeed(bus_id, speed::link_text(current));
+            if !self.defects.contains(&defect) {
+                self.defects.push(defect);
+            }
+        }
+        PciLink {
+            speed: max.speed.or(current.speed),
+            width: max.width.or(current.width),
+        }
     }
 }
 

@@ -394,6 +394,90 @@ fn bridges_that_a_virtual_machine_invents_do_not_slow_devices() {
     );
 }
 
+/// Two GPUs and a NIC of two functions are right behind a bridge of the root bus, as behind a bridge from PCIe to PCI. A port
+/// with a single GPU of two functions, and a port with virtual functions of a NIC, stay ports.
+#[test]
+fn a_bridge_with_several_devices_is_a_switch() {
+    let mut files = MemoryFiles::default();
+    let mut function = |path: &str, class: &str| {
+        let path = format!("devices/pci0000:00/{path}");
+        for (name, text) in [
+            ("class", class),
+            ("vendor", "0x10de"),
+            ("max_link_speed", "16.0 GT/s PCIe"),
+            ("max_link_width", "16"),
+            ("numa_node", "0"),
+        ] {
+            files.file(&format!("{path}/{name}"), text);
+        }
+        let bus_id = path.rsplit('/').next().unwrap();
+        files.link_to(&format!("bus/pci/devices/{bus_id}"), &path);
+        if class == "0x020000" {
+            let entry = format!("{path}/net/eth{}", bus_id.replace(['.', ':'], ""));
+            files.link_to(&format!("{entry}/device"), &path);
+            files.file(&format!("{entry}/operstate"), "up");
+            let name = entry.rsplit('/').next().unwrap();
+            files.link_to(&format!("class/net/{name}"), &entry);
+        }
+    };
+    let [bridge, gpu, sound, nic] = ["0x060400", "0x030200", "0x040300", "0x020000"];
+    for port in ["01", "02", "03"] {
+        function(&format!("0000:00:{port}.0"), bridge);
+    }
+    for (device, class) in [("00.0", gpu), ("01.0", gpu), ("02.0", nic), ("02.1", nic)] {
+        function(&format!("0000:00:01.0/0000:10:{device}"), class);
+    }
+    for (device, class) in [("00.0", gpu), ("00.1", sound)] {
+        function(&format!("0000:00:02.0/0000:20:{device}"), class);
+    }
+    for device in ["00.0", "00.2", "01.0"] {
+        function(&format!("0000:00:03.0/0000:30:{device}"), nic);
+    }
+    let found = detected(&files, &[]);
+    let shape = |device: &PciDevice| (device.bus_id.to_string(), device.devices.len());
+    let shapes: Vec<_> = found.sockets[0].devices.iter().map(shape).collect();
+    let expected = [
+        ("0000:00:01.0", 4),
+        ("0000:20:00.0", 0),
+        ("0000:30:00.0", 0),
+        ("0000:30:00.2", 0),
+        ("0000:30:01.0", 0),
+    ];
+    assert_eq!(
+        shapes,
+        expected.map(|(name, count)| (name.to_string(), count))
+    );
+    let graph = MachineGraph::new(&found);
+    let paths = Paths::new(&graph, &PeerAccess::Rule);
+    assert_eq!(
+        [paths.get(0, 1).class, paths.get(0, 2).class],
+        [PathType::Pix, PathType::Phb]
+    );
+    let prediction = predict(&graph, &paths);
+    assert_eq!(prediction.groups, [vec![0, 1], vec![2]]);
+}
+
+#[test]
+fn a_speed_that_may_save_power_is_reported() {
+    let machine = case("F").machine;
+    let mut files = FakeSys::new(&machine).files;
+    // GPU 0 and the port above GPU 1 do not report their fastest speed.
+    for part in ["0000:10:00.0", "0000:e0:00.1"] {
+        let unreadable = [
+            ("max_link_speed", "Unknown"),
+            ("current_link_speed", "8.0 GT/s PCIe"),
+        ];
+        set(&mut files, part, unreadable);
+    }
+    let found = detected(&files, &[]);
+    let trained = |bus: u8, function: u8| {
+        let bus_id = BusId::new(0, bus, 0, function);
+        Defect::TrainedSpeed(bus_id, "8.0 GT/s PCIe x16".into())
+    };
+    assert_eq!(found.defects, [trained(0x10, 0), trained(0xe0, 1)]);
+    assert_eq!(found.pci_devices()[0].link.speed, Some(80));
+}
+
 #[test]
 fn speeds_that_linux_does_not_know_stay_unknown() {
     let machine = case("A").machine;
