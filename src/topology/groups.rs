@@ -6,8 +6,8 @@ use super::paths::{PathType, Paths};
 use crate::schedule::GroupUnit;
 use std::collections::BTreeMap;
 
-/// A partition of the GPUs into groups. GPUs are indices in [`MachineGraph::gpus`], in the order of rank. Groups are in
-/// the order of their first GPU.
+/// A partition of the GPUs into groups. GPUs are indices in [`MachineGraph::gpus`], in this order, and groups are
+/// in the order of their first GPU, however ranks are dealt to GPUs: so engines plan groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Resource that the members of a group share.
@@ -18,10 +18,9 @@ pub struct Partition {
 
 impl Partition {
     fn new<K: Ord>(unit: GroupUnit, graph: &MachineGraph, key: impl Fn(usize) -> K) -> Partition {
-        let by_rank = graph.by_rank();
         let mut numbers = BTreeMap::new();
         let mut groups: Vec<Vec<usize>> = Vec::new();
-        for gpu in by_rank {
+        for gpu in 0..graph.gpus.len() {
             let number = *numbers.entry(key(gpu)).or_insert_with(|| {
                 groups.push(Vec::new());
                 groups.len() - 1

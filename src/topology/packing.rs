@@ -7,6 +7,8 @@ pub(super) struct Packing {
     pub amounts: Vec<(usize, u64)>,
     /// Denominator of all amounts.
     pub whole: u64,
+    /// Whether no packing has a larger sum. False if the search stopped at its limit.
+    pub is_best: bool,
 }
 
 /// Returns the amounts of items with the largest sum. `takes` has a number for each row of each item, item by item: what a
@@ -17,6 +19,11 @@ pub(super) struct Packing {
 /// items are the most profitable, leaving rows the tightest, and of equals the first. Degenerate pivots cannot cycle
 /// for ever, because the number of pivots is limited.
 pub(super) fn pack(takes: &[u32], rooms: &[u64]) -> Option<Packing> {
+    pack_within(takes, rooms, MAX_PIVOTS)
+}
+
+/// As [`pack`], with at most `pivots` pivots.
+fn pack_within(takes: &[u32], rooms: &[u64], pivots: usize) -> Option<Packing> {
     if rooms.is_empty() || rooms.contains(&0) || takes.is_empty() {
         return None;
     }
@@ -29,13 +36,14 @@ pub(super) fn pack(takes: &[u32], rooms: &[u64]) -> Option<Packing> {
         return None;
     }
     let mut basis = Basis::new(rooms, most);
-    for _ in 0..MAX_PIVOTS {
+    for _ in 0..pivots {
         match basis.most_profitable(takes)? {
-            None => break,
+            None => return basis.packing(true),
             Some(item) => basis.enter(item, &takes[item * rooms.len()..][..rooms.len()])?,
         }
     }
-    basis.packing()
+    let is_best = basis.most_profitable(takes)?.is_none();
+    basis.packing(is_best)
 }
 
 /// Number of pivots after which the packing so far is taken.
@@ -161,7 +169,7 @@ impl Basis {
     }
 
     /// Returns the amounts, reduced to 64 bits.
-    fn packing(&self) -> Option<Packing> {
+    fn packing(&self, is_best: bool) -> Option<Packing> {
         let found = self.items.iter().zip(&self.amounts);
         let found: Vec<(usize, u128)> = found
             .filter_map(|(item, &amount)| Some((((*item)?), amount.max(0) as u128)))
@@ -184,6 +192,7 @@ impl Basis {
         Some(Packing {
             amounts,
             whole: (self.whole as u128 >> shift) as u64,
+            is_best,
         })
     }
 }
@@ -212,7 +221,13 @@ mod tests {
     fn the_best_packing_is_found() {
         // Three items share three rooms in pairs: half of each is best.
         let takes = [[1, 1, 0], [0, 1, 1], [1, 0, 1]].concat();
+        let stopped = pack_within(&takes, &[1, 1, 1], 1).unwrap();
+        assert_eq!(
+            (stopped.amounts, stopped.is_best),
+            (vec![(0, stopped.whole)], false)
+        );
         let packing = pack(&takes, &[1, 1, 1]).unwrap();
+        assert!(packing.is_best);
         let sum: u64 = packing.amounts.iter().map(|(_, amount)| amount).sum();
         assert_eq!((2 * sum, packing.amounts.len()), (3 * packing.whole, 3));
         // The second item takes less of the room that limits.

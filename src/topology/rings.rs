@@ -27,19 +27,27 @@ pub struct RingSet {
     pub rings: Vec<(RingOrder, u64)>,
     /// Time that the fullest link or pool needs for an all_reduce on these rings.
     pub time: LinkTime,
+    /// Whether it is certain that no set of these candidates is faster. False if the search stopped at its limit, or beyond
+    /// eight GPUs, where it compares no sets.
+    pub is_best: bool,
 }
 
 impl RingSet {
-    fn of_one(ring: RingOrder, time: LinkTime) -> RingSet {
+    /// Largest number of GPUs whose sets of rings are compared.
+    pub const MOST_GPUS: usize = ENUMERATED;
+
+    fn of_one(ring: RingOrder, time: LinkTime, is_best: bool) -> RingSet {
         RingSet {
             rings: vec![(ring, 1)],
             time,
+            is_best,
         }
     }
 }
 
 /// Returns the ring whose fullest link takes least time. If several rings are equally fast, the ring in rank
-/// order wins, then the ring that the search meets first.
+/// order wins, then the ring that the search meets first. The search has the order of GPUs, so that the time does not
+/// depend on how ranks are dealt to them.
 pub fn best_ring(graph: &MachineGraph, paths: &Paths) -> (RingOrder, LinkTime) {
     let (ring, time, _) = counted_best_ring(graph, paths);
     (ring, time)
@@ -51,14 +59,31 @@ pub(super) fn counted_best_ring(
     paths: &Paths,
 ) -> (RingOrder, LinkTime, usize) {
     let by_rank = graph.by_rank();
-    let time = Loads::ring(graph, paths, &by_rank).time(graph);
+    let time_of = |order: &[usize]| Loads::ring(graph, paths, order).time(graph);
+    let time = time_of(&by_rank);
     if by_rank.len() < 4 {
         // There is only one ring of fewer than four GPUs.
         return (by_rank, time, 0);
     }
-    let mut search = RingSearch::new(graph, paths, by_rank, time);
+    let by_gpu: RingOrder = (0..by_rank.len()).collect();
+    let by_gpu_time = time_of(&by_gpu);
+    let mut search = RingSearch::new(graph, paths, by_gpu, by_gpu_time);
     search.extend(RingLoad::NONE);
-    (search.best, search.time, search.steps)
+    match time <= search.time {
+        true => (by_rank, time, search.steps),
+        false => (
+            from_first_rank(search.best, &by_rank),
+            search.time,
+            search.steps,
+        ),
+    }
+}
+
+/// Turns a ring so that it begins with the lowest rank.
+fn from_first_rank(mut ring: RingOrder, by_rank: &[usize]) -> RingOrder {
+    let first = ring.iter().position(|&gpu| gpu == by_rank[0]);
+    ring.rotate_left(first.unwrap_or(0));
+    ring
 }
 
 /// Extends partial rings, nearest GPUs first, and drops each partial ring that is no faster than the best
@@ -84,13 +109,13 @@ impl<'a> RingSearch<'a> {
     fn new(
         graph: &'a MachineGraph,
         paths: &'a Paths,
-        by_rank: RingOrder,
+        first: RingOrder,
         time: LinkTime,
     ) -> RingSearch<'a> {
-        let n = by_rank.len();
+        let n = first.len();
         let mut nearest = vec![Vec::new(); n];
-        for &gpu in &by_rank {
-            let mut others: Vec<usize> = by_rank.iter().copied().filter(|&o| o != gpu).collect();
+        for &gpu in &first {
+            let mut others: Vec<usize> = first.iter().copied().filter(|&o| o != gpu).collect();
             others.sort_by_key(|&other| {
                 let path = paths.get(gpu, other);
                 (path.class, std::cmp::Reverse(slowest(graph, &path.links)))
@@ -98,18 +123,18 @@ impl<'a> RingSearch<'a> {
             nearest[gpu] = others;
         }
         let mut used = vec![false; n];
-        used[by_rank[0]] = true;
+        used[first[0]] = true;
         RingSearch {
             graph,
             paths,
             nearest,
             edges: vec![0; graph.links.len()],
             fans: FanFlows::new(&graph.fans),
-            ring: vec![by_rank[0]],
+            ring: vec![first[0]],
             used,
             steps: 0,
             least: least(graph, paths),
-            best: by_rank,
+            best: first,
             time,
         }
     }
@@ -281,8 +306,15 @@ fn first_links(graph: &MachineGraph, paths: &Paths, gpu: usize) -> Vec<u32> {
 /// Returns the set of rings whose fullest link takes least time. Up to eight GPUs all rings are candidates; beyond,
 /// the set is `best`, the best ring alone.
 pub fn best_set(graph: &MachineGraph, paths: &Paths, best: &(RingOrder, LinkTime)) -> RingSet {
-    faster_set(graph, paths, best.1)
-        .map_or_else(|| RingSet::of_one(best.0.clone(), best.1), |(set, _)| set)
+    let (set, is_best) = search_sets(graph, paths, best.1);
+    let Some((mut set, _)) = set else {
+        return RingSet::of_one(best.0.clone(), best.1, is_best);
+    };
+    let by_rank = graph.by_rank();
+    for (ring, _) in &mut set.rings {
+        *ring = from_first_rank(std::mem::take(ring), &by_rank);
+    }
+    set
 }
 
 /// Returns the best set of rings, with the loads of all rings; `None` if no set is known to be faster than `time`, the
@@ -292,19 +324,34 @@ pub(super) fn faster_set(
     paths: &Paths,
     time: LinkTime,
 ) -> Option<(RingSet, RingLoads)> {
+    search_sets(graph, paths, time).0
+}
+
+/// Returns the set of [`faster_set`], and whether it is certain that no set is faster.
+fn search_sets(
+    graph: &MachineGraph,
+    paths: &Paths,
+    time: LinkTime,
+) -> (Option<(RingSet, RingLoads)>, bool) {
     let n = paths.count();
-    if !(4..=ENUMERATED).contains(&n) || time <= least_of_sets(graph, paths) {
-        return None;
+    if n < 4 || time <= least_of_sets(graph, paths) {
+        return (None, true);
+    }
+    if n > ENUMERATED {
+        return (None, false);
     }
     let loads = RingLoads::new(graph, paths);
-    let set = loads.pack(n as u64)?;
+    let Some(set) = loads.pack(n as u64) else {
+        return (None, false);
+    };
     let set = slowed_by_fans(graph, paths, set);
-    (set.time < time).then_some((set, loads))
+    let is_best = set.is_best;
+    ((set.time < time).then_some((set, loads)), is_best)
 }
 
 /// The edges that each ring puts on links and pools.
 pub(super) struct RingLoads {
-    /// All rings in lexicographic order of ranks. Of a ring and its reverse, only one is listed.
+    /// All rings in lexicographic order of GPUs. Of a ring and its reverse, only one is listed.
     pub orders: Vec<RingOrder>,
     /// Bandwidth in MB/s of each row: a link, or a pool. Links with equal loads in every ring share one row, which has
     /// the least of their bandwidths. Often these are the two directions of a link.
@@ -317,8 +364,8 @@ pub(super) struct RingLoads {
 
 impl RingLoads {
     fn new(graph: &MachineGraph, paths: &Paths) -> RingLoads {
-        let orders = all_rings(&graph.by_rank());
         let n = paths.count();
+        let orders = all_rings(n);
         let pair = |(&a, &b): (&usize, &usize)| a.min(b) * n + a.max(b);
         // The pairs of neighbours in all rings, ring by ring.
         let pairs: Vec<usize> = orders
@@ -367,7 +414,12 @@ impl RingLoads {
         let time = LinkTime::new((n - 1) * packing.whole, n * unit, sum);
         let mut rings: Vec<(RingOrder, u64)> = rings.collect();
         rings.sort_by_key(|(_, share)| std::cmp::Reverse(*share));
-        Some(RingSet { rings, time })
+        let is_best = packing.is_best;
+        Some(RingSet {
+            rings,
+            time,
+            is_best,
+        })
     }
 }
 
@@ -438,14 +490,13 @@ fn slowed_by_fans(graph: &MachineGraph, paths: &Paths, mut set: RingSet) -> Ring
     set
 }
 
-/// Returns all rings in lexicographic order of ranks. Of a ring and its reverse, only one is returned.
-fn all_rings(by_rank: &[usize]) -> Vec<RingOrder> {
+/// Returns all rings of `n` GPUs in lexicographic order. Of a ring and its reverse, only one is returned.
+fn all_rings(n: usize) -> Vec<RingOrder> {
     let mut all = Vec::new();
-    let mut rest: Vec<usize> = (1..by_rank.len()).collect();
+    let mut rest: Vec<usize> = (1..n).collect();
     loop {
         if rest.first() < rest.last() {
-            let places = std::iter::once(0).chain(rest.iter().copied());
-            all.push(places.map(|at| by_rank[at]).collect());
+            all.push(std::iter::once(0).chain(rest.iter().copied()).collect());
         }
         if !next_permutation(&mut rest) {
             return all;

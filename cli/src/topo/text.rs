@@ -6,6 +6,7 @@ use crate::gpus::write_matrix;
 use cinch::topology::probe::{FlowEnd, ProbeFlow, predicted_rates};
 use cinch::topology::{
     Bandwidth, BandwidthOrigin, Hierarchy, LevelExchange, LinkKind, MachineGraph, NodeId, NodeKind,
+    RingSet,
 };
 use std::io::{self, Write};
 
@@ -291,7 +292,8 @@ fn write_groups(shown: &Shown, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn write_rings(shown: &Shown, out: &mut dyn Write) -> io::Result<()> {
-    let rings = &shown.prediction.ring_set.rings;
+    let set = &shown.prediction.ring_set;
+    let rings = &set.rings;
     let whole: u64 = rings.iter().map(|(_, share)| share).sum();
     writeln!(
         out,
@@ -309,6 +311,13 @@ fn write_rings(shown: &Shown, out: &mut dyn Write) -> io::Result<()> {
             "  {:<40} {percent:>5.1} % of the message",
             devs(&shown.graph, ring)
         )?;
+    }
+    if !set.is_best {
+        let why = match shown.gpus() > RingSet::MOST_GPUS {
+            true => format!("sets are not compared beyond {} GPUs", RingSet::MOST_GPUS),
+            false => "the search for sets stopped at its limit".into(),
+        };
+        writeln!(out, "  A set of rings may be faster: {why}.")?;
     }
     Ok(())
 }

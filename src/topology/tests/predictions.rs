@@ -1,9 +1,10 @@
 //! Predictions of an all_reduce of 256 MiB, in milliseconds.
 
-use super::machines::{case, connect, dealt, each_gpu};
+use super::machines::{case, connect, dealt, each_gpu, switched};
+use crate::testing::Random;
 use crate::topology::{
     AllReducePrediction, BusId, GpuLink, GpuLinkKind, LinkKind, LinkTime, Machine, MachineGraph,
-    PathType, Paths, PciLink, PeerAccess, predict, read_xml, write_xml,
+    PathType, Paths, PciDevice, PciLink, PeerAccess, predict, read_xml, write_xml,
 };
 
 /// The predicted times of a machine, without a codec: ring by rank, ring with ranks dealt to groups, direct,
@@ -199,6 +200,53 @@ fn groups_are_those_of_the_fastest_way_out() {
         let mut machine = case("A").machine;
         connect(&mut machine, GpuLinkKind::NvLink, pairs);
         assert_eq!(of(&machine, &PeerAccess::Rule), expected, "{pairs:?}");
+    }
+}
+
+/// Returns a machine of one socket with switches of these numbers of GPUs.
+fn uneven(sizes: &[usize]) -> Machine {
+    let mut machine = switched(1, 16, 1, sizes.iter().sum(), 48);
+    let one = machine.sockets[0].devices.remove(0);
+    let mut gpus = one.devices.iter().cloned();
+    let switch = |(number, &size): (usize, &usize)| PciDevice {
+        bus_id: BusId::new(1, number as u8, 0, 0),
+        devices: gpus.by_ref().take(size).collect(),
+        ..one.clone()
+    };
+    let switches: Vec<PciDevice> = sizes.iter().enumerate().map(switch).collect();
+    machine.sockets[0].devices = switches;
+    machine
+}
+
+/// Groups are planned by GPUs, as in the engines, so only the ring by rank depends on ranks.
+#[test]
+fn times_of_groups_do_not_depend_on_how_ranks_are_dealt() {
+    let sizes: [&[usize]; 5] = [&[1, 3], &[2, 3], &[1, 2, 3], &[2, 2, 1, 1], &[1, 2, 1, 2]];
+    let uneven = sizes.iter().map(|sizes| (uneven(sizes), PeerAccess::Rule));
+    let cases = ["B", "G", "H", "I"].map(|name| (case(name).machine, case(name).access));
+    for (at, (mut machine, access)) in uneven.chain(cases).enumerate() {
+        let n = MachineGraph::new(&machine).gpus.len();
+        let mut random = Random::new(at as u64);
+        let mut ranks: Vec<u32> = (0..n as u32).collect();
+        let mut times = Vec::new();
+        for _ in 0..6 {
+            each_gpu(&mut machine, &mut |gpu| {
+                gpu.rank = Some(ranks[gpu.dev as usize])
+            });
+            let graph = MachineGraph::new(&machine);
+            let prediction = predict(&graph, &Paths::new(&graph, &access));
+            let first = prediction.best_ring.0[0];
+            assert_eq!(graph.gpus[first].rank, Some(0), "{at}");
+            times.push([
+                prediction.best(),
+                prediction.best_direct(),
+                prediction.best_ring.1,
+                prediction.ring_set.time,
+                prediction.bound,
+            ]);
+            (1..n).for_each(|at| ranks.swap(at, random.below(at + 1)));
+        }
+        assert!(times.iter().all(|one| *one == times[0]), "{at}: {times:#?}");
     }
 }
 
