@@ -10,7 +10,6 @@ use crate::topology::{
     PathType, Paths, PeerAccess, detect, detect_in, predict, read_xml, write_xml,
 };
 use std::path::PathBuf;
-use std::time::Instant;
 
 const NAMES: [&str; 10] = ["A", "B", "C", "D", "E", "F", "G", "H", "I", "K"];
 
@@ -42,10 +41,10 @@ fn gpus(machine: &Machine) -> Vec<(BusId, &Gpu)> {
 }
 
 /// A directory that is removed with everything in it.
-struct Directory(PathBuf);
+pub struct Directory(pub PathBuf);
 
 impl Directory {
-    fn new(name: &str, files: &MemoryFiles) -> Directory {
+    pub fn new(name: &str, files: &MemoryFiles) -> Directory {
         let path = std::env::temp_dir().join(format!("cinch-sys-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         files.write_to(&path);
@@ -577,19 +576,4 @@ fn gpus_of_other_vendors_and_other_functions_are_left_out() {
             .collect::<Vec<_>>()
     );
     assert_eq!(found.version, XmlVersion::Nccl);
-}
-
-#[test]
-fn detection_of_16_gpus_and_16_nics_reports_its_time() {
-    let fake = FakeSys::new(&with_nics(2, 4));
-    let directory = Directory::new("time", &fake.files);
-    let nvml = fake.gpus();
-    let run = || {
-        let start = Instant::now();
-        let machine = detect(&directory.0, &fake.sources(&nvml)).unwrap();
-        assert_eq!(MachineGraph::new(&machine).nics.len(), 16);
-        start.elapsed()
-    };
-    let fastest = (0..10).map(|_| run()).min().unwrap();
-    println!("16 GPUs and 16 NICs in {fastest:?}");
 }

@@ -141,7 +141,7 @@ fn long_cases() -> u64 {
 }
 
 /// Returns the peak of the process's memory in KiB.
-fn peak_kib() -> u64 {
+pub fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
         .lines()

@@ -1,9 +1,12 @@
 //! Steps and time of the searches that ranks make while they join.
 
+use super::detection::Directory;
+use super::fake_sys::FakeSys;
 use super::machines::{case, with_nics};
+use crate::sys::fork::tests::{in_child, processor_time};
 use crate::topology::rings::{counted_best_ring, faster_set};
 use crate::topology::whole_rings::counted_whole_rings;
-use crate::topology::{MachineGraph, Paths, PeerAccess, RankTopology};
+use crate::topology::{MachineGraph, Paths, PeerAccess, RankTopology, detect};
 use std::time::{Duration, Instant};
 
 /// Returns the shortest of several times.
@@ -71,4 +74,25 @@ fn searches_end_after_few_steps() {
         let found = [1, 3].map(|every| topology(every).fingerprint());
         assert_eq!(found, fingerprints, "{name}");
     }
+}
+
+/// Detection and search take less than 20 ms of an optimised build. A child counts only its own processor time.
+#[test]
+fn detection_and_search_of_16_gpus_and_16_nics_take_little_time() {
+    /// Code of tests is hardly optimised, and machines of tests are loaded.
+    const FACTOR: u32 = if cfg!(debug_assertions) { 10 } else { 2 };
+    let fake = FakeSys::new(&with_nics(2, 4));
+    let directory = Directory::new("time", &fake.files);
+    let nvml = fake.gpus();
+    let run = || {
+        let machine = detect(&directory.0, &fake.sources(&nvml)).unwrap();
+        let graph = MachineGraph::new(&machine);
+        let gpus: Vec<usize> = (0..16).collect();
+        let topology = RankTopology::new(&graph, &gpus, &PeerAccess::Rule).unwrap();
+        assert_eq!((graph.nics.len(), topology.groups().count()), (16, 2));
+    };
+    assert!(in_child(|| {
+        let fastest = (0..5).map(|_| processor_time(run)).min().unwrap();
+        fastest < Duration::from_millis(20) * FACTOR
+    }));
 }

@@ -1,8 +1,10 @@
 //! Tests that the flows of each schedule are the sums of its steps.
 
+use super::hostile::peak_kib;
 use super::machines::case;
 use super::pairs::nested;
 use crate::schedule::{Groups, SchedulePattern, walk};
+use crate::sys::fork::tests::{in_child, processor_time};
 use crate::topology::flows::Loads;
 use crate::topology::hierarchy::LevelExchange::{Direct, Ring};
 use crate::topology::{
@@ -142,8 +144,24 @@ fn flows_between_hosts_are_the_sums_of_steps() {
     }
 }
 
+/// The limits are those of the published description, for one core. A child counts only its own processor time and memory.
+#[test]
+fn a_hundred_thousand_ranks_take_little_time_and_memory() {
+    const MOST_SECONDS: u64 = 10;
+    const MOST_KIB: u64 = 1 << 20;
+    assert!(in_child(|| {
+        let before = peak_kib();
+        let time = processor_time(assert_published_times);
+        time.as_secs() < MOST_SECONDS && peak_kib() - before < MOST_KIB
+    }));
+}
+
 #[test]
 fn a_hundred_thousand_ranks_take_the_published_times() {
+    assert_published_times();
+}
+
+fn assert_published_times() {
     let cluster = cluster("K", 12_500, &EACH);
     assert_eq!(cluster.ranks(), 100_000);
     let bytes = 256 << 20;
