@@ -5,7 +5,7 @@
 
 use super::PeerInfo;
 use crate::error::{Error, ErrorKind};
-use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
+use crate::types::{CallSignature, Collective, SEQUENCE_WORD, SIGNATURE_WORDS};
 
 /// Number of calls kept until the next heartbeat; older calls are not compared.
 pub(super) const KEPT: usize = 64;
@@ -74,9 +74,9 @@ impl CallOrderChecker {
         if !is_comparable(&words) {
             return None;
         }
-        let index = (words[3] % self.first.len() as u64) as usize;
+        let index = (words[SEQUENCE_WORD] % self.first.len() as u64) as usize;
         match &self.first[index] {
-            Some((other, known)) if known[3] == words[3] => {
+            Some((other, known)) if known[SEQUENCE_WORD] == words[SEQUENCE_WORD] => {
                 if *known == words {
                     return None;
                 }
@@ -97,7 +97,7 @@ impl CallOrderChecker {
                 ))
             }
             // This rank is too far behind to be compared.
-            Some((_, known)) if known[3] > words[3] => None,
+            Some((_, known)) if known[SEQUENCE_WORD] > words[SEQUENCE_WORD] => None,
             _ => {
                 self.first[index] = Some((rank, words));
                 None

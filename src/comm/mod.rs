@@ -1,6 +1,8 @@
 //! Communicators and groups of calls.
 
 mod agreement;
+#[cfg(test)]
+mod cached_call_tests;
 mod check;
 mod choice;
 mod costs;
@@ -15,8 +17,6 @@ mod init;
 #[cfg(feature = "internal")]
 mod internal;
 mod launch_interleave;
-#[cfg(test)]
-mod repeat_tests;
 mod requests;
 mod sample;
 mod split;
@@ -179,7 +179,7 @@ impl Communicator {
         let _environment = FloatEnvironment::standard();
         self.check_fault()?;
         self.host_engine()?;
-        if let Some(ended) = self.repeat_call(call, &mut buffers) {
+        if let Some(ended) = self.run_cached(call, &mut buffers) {
             return ended;
         }
         check::call(self, call, &BufferRanges::from(&buffers))?;
@@ -199,7 +199,7 @@ impl Communicator {
             None => engine.run(run),
         };
         if let (Ok(report), Some(reason)) = (&result, admission.decision.raw_reason) {
-            engine.keep_call(call, reason, &request, report);
+            engine.cache_call(call, reason, &request, report);
         }
         drop(engine);
         let report = self.fail_on_error(result)?;
@@ -208,17 +208,17 @@ impl Communicator {
         Ok(report)
     }
 
-    /// Runs a call that equals one of the latest calls; `None` if none equals it. Such a call has passed all checks but
-    /// those of its buffers.
-    fn repeat_call(&self, call: &Call, buffers: &mut UserBuffers<'_>) -> Option<Result<Report>> {
-        // The checks of a new call explain an engine that cannot be locked.
-        let mut engine = self.engine().ok()?;
-        let at = engine.find_repeated(call, buffers)?;
+    /// Runs a call that equals a cached one; `None` if none equals it, or while another thread makes a call. A cached
+    /// call has passed all checks but those of its buffers.
+    fn run_cached(&self, call: &Call, buffers: &mut UserBuffers<'_>) -> Option<Result<Report>> {
+        // A call that waits for another thread's is checked first.
+        let mut engine = self.host_engine().ok()?.try_lock().ok()?;
+        let at = engine.find_cached(call, buffers)?;
         let bytes = stats::call_bytes(call, self.nranks());
         let _range = self.profiler_range(call, CodecSetting::RAW, bytes);
         let begun = CommMetrics::is_timed(self.recorder.count(), bytes).then(Instant::now);
         let _guard = PanicGuard(self);
-        let result = engine.run_repeated(at, buffers);
+        let result = engine.run_cached(at, buffers)?;
         drop(engine);
         let ended = self.fail_on_error(result).map(|(report, reason)| {
             let time = begun.map(|begun| begun.elapsed());

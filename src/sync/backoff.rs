@@ -37,10 +37,10 @@ impl Backoff {
                 sleep_timeout: Duration::MAX,
             }
         } else {
-            // Spins for about 20 us, since a futex wake costs several. Longer spinning would delay a
+            // Spins for tens of microseconds, since a futex wake costs several. Longer spinning would delay a
             // peer that the kernel has moved to this core.
             Backoff {
-                spins: 800,
+                spins: 1600,
                 yields: 200,
                 sleep_timeout: Duration::from_millis(1),
             }
@@ -57,7 +57,7 @@ impl Backoff {
     /// hundred polls of memory.
     pub fn with_system_calls(self) -> Backoff {
         Backoff {
-            spins: self.spins / 20,
+            spins: self.spins / 40,
             yields: self.yields / 20,
             ..self
         }

@@ -26,5 +26,6 @@ pub use device::DeviceChoice;
 pub use dtype::{DType, Element};
 pub use raw_reason::RawReason;
 pub use reduce_op::{ReduceOp, Scalar};
+pub(crate) use signature::SEQUENCE_WORD;
 pub use signature::{CallSignature, FORMAT_VERSION, Fused, SIGNATURE_WORDS};
 pub use subsystem::{Subsystem, Subsystems};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The factor of a pre-multiplied sum.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Scalar {
     /// Factor for floating types.
     Float(f64),
@@ -12,6 +12,18 @@ pub enum Scalar {
     /// Device address of the factor, an element of the call's type. Kernels read it when the call
     /// runs.
     Device(u64),
+}
+
+impl PartialEq for Scalar {
+    /// Compares by bits: 0 and -0 give different products, and a NaN gives the products of an equal NaN.
+    fn eq(&self, other: &Scalar) -> bool {
+        match (self, other) {
+            (Scalar::Float(a), Scalar::Float(b)) => a.to_bits() == b.to_bits(),
+            (Scalar::Int(a), Scalar::Int(b)) => a == b,
+            (Scalar::Device(a), Scalar::Device(b)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 /// How contributions are combined.

@@ -10,6 +10,9 @@ pub const FORMAT_VERSION: u8 = 6;
 /// Number of 64-bit words in an encoded signature.
 pub const SIGNATURE_WORDS: usize = 5;
 
+/// Index of the sequence number in the words of a signature.
+pub(crate) const SEQUENCE_WORD: usize = 3;
+
 /// Describes a group of calls that runs as one fused call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Fused {
@@ -150,7 +153,7 @@ impl CallSignature {
             peer: (place >> 32) as u32,
             fused,
             count: words[2],
-            sequence: words[3],
+            sequence: words[SEQUENCE_WORD],
             codec,
             intra,
         })
@@ -177,7 +180,7 @@ impl CallSignature {
         let collective = Collective::from_number(byte(8).into());
         let name = collective.map_or("unknown", Collective::name);
         let dtype = DType::from_number(byte(16).into()).map_or("unknown", DType::name);
-        let number = match words[3] {
+        let number = match words[SEQUENCE_WORD] {
             CallSignature::CAPTURED => "captured call".to_string(),
             number => format!("call {number}"),
         };

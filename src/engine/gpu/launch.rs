@@ -12,7 +12,8 @@ use crate::gpu::{Context, Function, Launch, Stream};
 use crate::plan::{EncodedTiles, Plan, Request};
 use crate::sys::cuda::{CUcontext, CUgreenCtx, CuResult};
 use crate::types::{
-    Algorithm, Collective, Kernel, KernelProtocol, Level, Protocol, ReduceOp, SIGNATURE_WORDS,
+    Algorithm, Collective, Kernel, KernelProtocol, Level, Protocol, ReduceOp, SEQUENCE_WORD,
+    SIGNATURE_WORDS,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,7 +97,7 @@ impl PreparedPlan {
         if let Some(place) = residuals {
             (work.residuals, work.span) = (place.address, place.span);
         }
-        work.codec = codec_words(&self.plan, signature[3]);
+        work.codec = codec_words(&self.plan, signature[SEQUENCE_WORD]);
         // All replays carry the sequence number of the captured call, so the kernel itself must
         // vary the codec's keys.
         if captured && self.plan.specs.inter.is_stochastic() {
@@ -122,7 +123,7 @@ impl PreparedPlan {
             combine: combine as u8,
             flags: flags | pack::aligned(call.addresses()),
             factor,
-            codec: codec_words(&self.plan, signature[3]),
+            codec: codec_words(&self.plan, signature[SEQUENCE_WORD]),
             residuals: residuals.map_or((0, 0), |place| (place.address, place.span)),
             signature,
         }))

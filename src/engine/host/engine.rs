@@ -1,7 +1,7 @@
 //! [`HostEngine`]: state that all calls of a communicator on host memory share.
 
 use super::super::numbers::CallNumbers;
-use super::kept_call::KeptCall;
+use super::call_cache::CallCache;
 use super::state::{Arithmetic, ChannelRun, ScaleKey, Scratch};
 use crate::bootstrap::OutOfBandRef;
 use crate::codec::TensorScales;
@@ -15,7 +15,7 @@ use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::topology::RankTopology;
 use crate::transport::Links;
-use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
+use crate::types::{Collective, SEQUENCE_WORD, SIGNATURE_WORDS, TransportKind};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +32,8 @@ pub struct HostEngine {
     /// Reducers of the latest calls, newest first. They are kept because programs repeat types and
     /// operators.
     arithmetics: VecDeque<Arc<Arithmetic>>,
-    /// Calls without a codec, the oldest first, for calls that repeat them.
-    pub(super) repeated: Vec<KeptCall>,
+    /// Calls without a codec that programs repeat.
+    pub(super) cache: CallCache,
     /// Channels of the last complete call, whose memory the next call reuses.
     pub(super) spare_channels: Vec<ChannelRun>,
     /// Whether any connection can send from, and receive into, the caller's memory.
@@ -86,7 +86,7 @@ impl HostEngine {
             planner: Planner::new(limits, links.rank, isa),
             numbers: CallNumbers::new(links.rank, links.nranks),
             arithmetics: VecDeque::new(),
-            repeated: Vec::new(),
+            cache: CallCache::new(),
             spare_channels: Vec::new(),
             common_transport: common_transport(&links.kinds),
             // The payload of a message is complete before its header only in a slot.
@@ -136,19 +136,19 @@ impl HostEngine {
     /// [`Planner::copy_limits`].
     pub fn copy_limits(&mut self, limits: Limits) {
         self.planner.copy_limits(limits);
-        self.repeated.clear();
+        self.cache.clear();
     }
 
     /// Makes later calls select by these costs: see [`Planner::set_costs`].
     pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.planner.set_costs(costs);
-        self.repeated.clear();
+        self.cache.clear();
     }
 
     /// Makes later calls select by this topology. All ranks must do so before the same call.
     pub fn set_topology(&mut self, topology: Arc<RankTopology>) {
         self.planner.set_topology(topology);
-        self.repeated.clear();
+        self.cache.clear();
     }
 
     /// Returns the residuals of error feedback.
@@ -206,7 +206,7 @@ impl HostEngine {
     pub(super) fn record_begin(&mut self, signature: [u64; SIGNATURE_WORDS]) -> Option<u64> {
         self.exchange.log_call(signature);
         if is_collective(&signature) {
-            self.recent[signature[3] as usize % RECENT] = signature;
+            self.recent[signature[SEQUENCE_WORD] as usize % RECENT] = signature;
         }
         let recorder = self.recorder();
         recorder.map(|recorder| recorder.begin(&signature, CallState::Running))

@@ -49,7 +49,8 @@ fn has_room(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
     Ok(true)
 }
 
-/// Adds the ranks for which a step waits, each with the missing message. `progress` is that of a step without slots.
+/// Adds the ranks for which a step waits, each with the missing message. A step that uses slots has the default
+/// `progress`.
 pub(super) fn missing_of_step(
     step: &Step,
     at: StepPlace,

@@ -6,17 +6,17 @@
 //!     StepWork     one step: encode, decode, reduce, copy, tile by tile
 //!     messages     whether the messages of a step have arrived, and belong to the call
 //!     zero_copy    the steps that send from, or receive into, the caller's buffers
-//! KeptCall         a call without a codec that has run, for calls that repeat it
+//! CallCache        calls without a codec that have run, for equal calls (`cached_run`)
 //! HostEngine       what calls share: connections, planner, scratch memory, kept scales and residuals
 //! ```
 //! `Run::poll` executes each step whose messages have arrived and whose slots are free. It never blocks, so
-//! that one thread can drive several communicators. Nothing on this path allocates or locks per step.
+//! that one thread can drive several communicators. Cached calls bypass it: they run alone and block. Nothing on this path allocates or locks per step.
 
 mod batch;
+mod cached_run;
+mod call_cache;
 mod engine;
-mod kept_call;
 mod messages;
-mod repeated;
 mod run;
 mod state;
 mod step;

@@ -15,7 +15,7 @@ use crate::plan::{Plan, Request};
 use crate::schedule::{Step, Visit, WalkCursor};
 use crate::sys::log::{self, Level};
 use crate::transport::{self, Header, Links};
-use crate::types::{Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
+use crate::types::{Collective, SEQUENCE_WORD, SIGNATURE_WORDS, ScaleRule, TransportKind};
 use std::sync::Arc;
 
 /// A call with its plan and buffers, before or while it runs.
@@ -274,7 +274,12 @@ impl<'a> Run<'a> {
             scales: scales.map(|(_, scales)| scales),
             residuals: self.feedback.as_mut().map(|(_, residuals)| residuals),
             chunk: &chunk,
-            randoms: state::randoms(spec, &chunk, self.signature[3], engine.links.rank),
+            randoms: state::randoms(
+                spec,
+                &chunk,
+                self.signature[SEQUENCE_WORD],
+                engine.links.rank,
+            ),
             tile: state::TILE,
             nranks: engine.links.nranks,
             isa: engine.isa,

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::plan::{Plan, Request};
 use crate::reduce::{Reducer, scale_of};
 use crate::schedule::{Op, Own, Step, Visit, WalkCursor};
-use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
+use crate::types::{CodecSpec, DType, ReduceOp, SEQUENCE_WORD, SIGNATURE_WORDS, Scalar, ScaleRule};
 
 /// Number of elements of a tile. It is a power of two that holds the largest block. It is small
 /// enough that accumulators, source and destination fit into a first-level cache together.
@@ -260,7 +260,7 @@ impl ScaleKey {
             .tensor
             .filter(|_| plan.specs.inter.kind.has_scale())?;
         let mut call = signature;
-        call[3] = 0;
+        call[SEQUENCE_WORD] = 0;
         let factor = match request.op {
             ReduceOp::PreMulSum(Scalar::Float(factor)) => i128::from(factor.to_bits()),
             ReduceOp::PreMulSum(Scalar::Int(factor)) => factor,

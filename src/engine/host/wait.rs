@@ -7,7 +7,7 @@ use crate::schedule::Step;
 use crate::sync::CAUSE_TIMEOUT;
 use crate::sys::clock::monotonic_nanoseconds;
 use crate::transport::{self, Caps, Links};
-use crate::types::{CallSignature, SIGNATURE_WORDS};
+use crate::types::{CallSignature, SEQUENCE_WORD, SIGNATURE_WORDS};
 use std::time::{Duration, Instant};
 
 /// Longest sleep in one wait of a thread that drives a single batch.
@@ -187,10 +187,12 @@ impl HostEngine {
         // Sends and receives of a pair are numbered separately, so their numbers do not compare with those of
         // collectives.
         let comparable = is_collective(theirs) && is_collective(mine);
-        let recent = &self.recent[theirs[3] as usize % RECENT];
+        let recent = &self.recent[theirs[SEQUENCE_WORD] as usize % RECENT];
         // A peer that is behind is compared with this rank's call of the same number. For a peer that is
         // ahead, only the control plane knows the call of the same number, and compares all ranks.
-        let behind = comparable && theirs[3] < mine[3] && recent[3] == theirs[3];
+        let behind = comparable
+            && theirs[SEQUENCE_WORD] < mine[SEQUENCE_WORD]
+            && recent[SEQUENCE_WORD] == theirs[SEQUENCE_WORD];
         let ours = if behind { recent } else { mine };
         let error = Error::new(
             ErrorKind::Mismatch,
@@ -202,7 +204,7 @@ impl HostEngine {
                 CallSignature::describe(ours)
             ),
         );
-        if comparable && theirs[3] > mine[3] {
+        if comparable && theirs[SEQUENCE_WORD] > mine[SEQUENCE_WORD] {
             self.root_cause(error)
         } else {
             error

@@ -1,15 +1,15 @@
-//! Repeated calls: the latest calls without a codec are kept with their plan, so that an equal call builds nothing.
+//! Runs cached calls, which plan and build nothing.
 //!
-//! A call of a few bytes takes as long as the instructions around it. A kept call has one pass on one channel and
-//! sends through slots, so its steps run one after the other. It sends the same messages as a [`Run`], so ranks need
-//! not agree whether they keep a call.
+//! Planning, checks and logging take most of the time of a call of a few bytes. A cached call has no codec, has one
+//! pass on one channel, and sends through slots, so its steps run one after the other. It sends the messages that a
+//! [`Run`] sends, so ranks need not agree which calls they have cached.
 //!
 //! [`Run`]: super::Run
 
 use super::super::Report;
 use super::MAX_SLEEP;
+use super::call_cache::{BufferExtents, CachedCall};
 use super::engine::HostEngine;
-use super::kept_call::{BufferExtents, KeptCall};
 use super::messages::{StepPlace, is_runnable, missing_flushes, missing_of_step};
 use super::state::{Chain, Chunk, InputStats, TILE, ZeroCopyProgress};
 use super::step::StepWork;
@@ -20,18 +20,12 @@ use crate::mem::UserBuffers;
 use crate::plan::Request;
 use crate::schedule::{Step, walk};
 use crate::transport::{Header, Links};
-use crate::types::{Call, Collective, RawReason, SIGNATURE_WORDS};
-
-/// Number of calls that are kept. A new call replaces the oldest.
-const KEPT_CALLS: usize = 8;
-
-/// Index of the sequence number in the words of a signature.
-const SEQUENCE: usize = 3;
+use crate::types::{Call, Collective, RawReason, SEQUENCE_WORD, SIGNATURE_WORDS};
 
 impl HostEngine {
-    /// Keeps a call that has run without a codec because of `raw_reason`, if an equal call can repeat it. `request` is
-    /// the resolved call, and `report` the report of its run.
-    pub fn keep_call(
+    /// Caches a call that has run without a codec because of `raw_reason`, if it ran before and equal calls can repeat
+    /// it. `request` is the resolved call, and `report` the report of its run.
+    pub fn cache_call(
         &mut self,
         call: &Call,
         raw_reason: RawReason,
@@ -42,7 +36,7 @@ impl HostEngine {
         if self.zero_copy || self.links.checks_data || report.channels != 1 || is_to_itself {
             return;
         }
-        if self.repeated.iter().any(|kept| kept.call == *call) {
+        if self.cache.find(call).is_some() || !self.cache.wants(call) {
             return;
         }
         let Some(extents) = BufferExtents::of(call, self.links.rank, self.links.nranks) else {
@@ -69,10 +63,7 @@ impl HostEngine {
                 (visit.step, Chunk::of(&plan, rank, 0, visit.step, step))
             })
             .collect();
-        if self.repeated.len() == KEPT_CALLS {
-            self.repeated.remove(0);
-        }
-        let kept = KeptCall {
+        self.cache.insert(CachedCall {
             call: *call,
             raw_reason,
             request: decided,
@@ -83,45 +74,43 @@ impl HostEngine {
             order,
             chain: Chain::default(),
             report: *report,
-        };
-        self.repeated.push(kept);
+        });
     }
 
-    /// Returns the place of the kept call that equals `call`, if it can run with these buffers.
+    /// Returns the place of the cached call that equals `call`, if these buffers fit it.
     #[inline]
-    pub fn find_repeated(&self, call: &Call, buffers: &UserBuffers<'_>) -> Option<usize> {
-        let mut kept = self.repeated.iter();
-        let at = kept.rposition(|kept| kept.call == *call)?;
-        self.repeated[at].extents.admit(buffers).then_some(at)
+    pub fn find_cached(&self, call: &Call, buffers: &UserBuffers<'_>) -> Option<usize> {
+        let at = self.cache.find(call)?;
+        let cached = self.cache.get(at)?;
+        cached.extents.fit(buffers).then_some(at)
     }
 
-    /// Runs the kept call at `at` until it ends. Returns its report, and why it runs without a codec.
+    /// Runs the cached call at `at` until it ends. Returns its report, and why it runs without a codec; `None` if there
+    /// is no call.
     ///
     /// # Errors
     /// See [`HostEngine::run`].
-    pub fn run_repeated(
+    pub fn run_cached(
         &mut self,
         at: usize,
         buffers: &mut UserBuffers<'_>,
-    ) -> Result<(Report, RawReason)> {
-        // After a call that fails none is kept; the communicator cannot continue.
-        let mut all = std::mem::take(&mut self.repeated);
-        let kept = &mut all[at];
-        self.repeat(kept, buffers)?;
-        let ran = (kept.report, kept.raw_reason);
-        self.repeated = all;
-        Ok(ran)
+    ) -> Option<Result<(Report, RawReason)>> {
+        let mut cached = self.cache.take(at)?;
+        let ran = self.run_steps(&mut cached, buffers);
+        let ran = ran.map(|()| (cached.report, cached.raw_reason));
+        self.cache.put_back(at, cached);
+        Some(ran)
     }
 
-    fn repeat(&mut self, kept: &mut KeptCall, buffers: &mut UserBuffers<'_>) -> Result<()> {
-        let mut signature = kept.signature;
-        signature[SEQUENCE] = self.next_sequence(&kept.request);
+    fn run_steps(&mut self, cached: &mut CachedCall, buffers: &mut UserBuffers<'_>) -> Result<()> {
+        let mut signature = cached.signature;
+        signature[SEQUENCE_WORD] = self.next_sequence(&cached.request);
         let mut record = None;
-        let steps = &kept.plan.schedule.steps;
-        for &(index, chunk) in &kept.order {
+        let steps = &cached.plan.schedule.steps;
+        for &(index, chunk) in &cached.order {
             let step = &steps[index];
             // A first message that can be sent at once travels while the call is logged.
-            let waits = step.op.receives() || !self.is_ready(step)?;
+            let waits = step.op.receives() || !matches!(self.is_ready(step), Ok(true));
             if waits && record.is_none() {
                 record = Some(self.record_begin(signature));
             }
@@ -130,11 +119,11 @@ impl HostEngine {
                 self.check_messages(&signature, 0, step, chunk.taken)?;
             }
             let work = StepWork {
-                plan: &kept.plan,
+                plan: &cached.plan,
                 step,
                 index,
-                op: kept.request.op,
-                arithmetic: &kept.arithmetic,
+                op: cached.request.op,
+                arithmetic: &cached.arithmetic,
                 takes: None,
                 gives: None,
                 buffers,
@@ -153,7 +142,7 @@ impl HostEngine {
                 signature,
                 crc: 0,
             };
-            work.execute(&mut self.links, 0, &mut kept.chain, Some(header));
+            work.execute(&mut self.links, 0, &mut cached.chain, Some(header));
         }
         let record = record.unwrap_or_else(|| self.record_begin(signature));
         self.await_flush(steps, &signature)?;
