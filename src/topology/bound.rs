@@ -6,7 +6,7 @@
 //! groups, a maximum flow. With two groups, each group must also send at least S bytes to the other.
 
 use super::flows::LinkTime;
-use super::graph::{BandwidthOrigin, LinkId, LinkKind, MachineGraph, NodeKind};
+use super::graph::{BandwidthOrigin, GraphLink, LinkId, LinkKind, MachineGraph, NodeKind};
 use super::paths::{PathType, Paths};
 
 /// Largest number of GPUs of which all partitions are compared.
@@ -199,11 +199,24 @@ impl<'a> FlowNetwork<'a> {
         }
         let carries = |link: &LinkId| self.counts[*link] && !without.contains(link);
         for link in (0..self.graph.links.len()).filter(carries) {
+            let GraphLink {
+                from, to, class, ..
+            } = self.graph.links[link];
+            let mb_s = self.graph.links[link].bandwidth.mb_s.into();
             if let Some((from, to)) = self.ends(link, &group_of) {
-                flow.edge(from, to, self.graph.links[link].bandwidth.mb_s.into());
+                flow.edge(from, to, mb_s);
+            }
+            // Some descriptions put GPUs behind a GPU, at which data begins and ends.
+            if class == LinkKind::Pcie && (self.is_gpu_above(from) || self.is_gpu_above(to)) {
+                flow.edge(2 * from, 2 * to + 1, mb_s);
             }
         }
         flow.run(source, sink)
+    }
+
+    /// Returns whether a node is a GPU with other GPUs behind it.
+    fn is_gpu_above(&self, node: usize) -> bool {
+        matches!(self.graph.nodes[node].kind, NodeKind::Gpu(_)) && self.below[node].len() > 1
     }
 
     /// Returns the vertices that a link connects; `None` if it cannot carry data out of a group.
