@@ -26,8 +26,8 @@ pub struct AllReducePrediction {
     /// The best schedule on nested groups whose exchanges are all direct, as for lossy codecs, which a ring would
     /// round at every hop.
     pub direct_hierarchy: Option<Hierarchy>,
-    /// Groups behind the nearest way out: NVLink islands or PCIe switches, whichever make the faster schedule on two levels,
-    /// else sockets. All GPUs are one group if nothing divides them.
+    /// Groups behind the nearest way out: NVLink islands or PCIe switches, whichever leave no GPU alone and make the faster
+    /// schedule on two levels, else sockets. All GPUs are one group if nothing divides them.
     pub groups: Vec<Vec<usize>>,
     /// Partitions into groups that the machine suggests, smallest groups first.
     pub partitions: Vec<Partition>,
@@ -73,18 +73,17 @@ pub fn predict(graph: &MachineGraph, paths: &Paths) -> AllReducePrediction {
     }
 }
 
-/// Returns [`AllReducePrediction::groups`]. If islands and switches are equally fast, those win that leave no GPU alone, then
-/// islands.
+/// Returns [`AllReducePrediction::groups`]. A GPU alone has no way out to share: between groups of which one is a single GPU,
+/// a ring is nearly a ring of all GPUs, and as fast. So partitions without single GPUs come first. If islands and switches
+/// are equally fast, islands win.
 fn nearest(graph: &MachineGraph, paths: &Paths, partitions: &[Partition]) -> Vec<Vec<usize>> {
     let is_island = |partition: &&Partition| partition.unit == GroupUnit::NvlinkIsland;
     let islands = partitions.iter().find(is_island);
     let others = partitions.iter().find(|partition| !is_island(partition));
     let order = |partition: &&Partition| {
         let leaves_one_alone = partition.groups.iter().any(|group| group.len() < 2);
-        (
-            best_of_two_levels(graph, paths, partition).time,
-            leaves_one_alone,
-        )
+        let time = best_of_two_levels(graph, paths, partition).time;
+        (leaves_one_alone, time)
     };
     let best = match (islands, others) {
         (Some(islands), Some(others)) => [islands, others].into_iter().min_by_key(order),

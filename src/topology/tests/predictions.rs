@@ -159,8 +159,8 @@ fn nvlink_to_the_processor_carries_data_to_other_sockets() {
     }
 }
 
-/// Groups of machines, and of machine A with NVLinks. A single NVLink from one switch to the other leaves switches as groups;
-/// NVLinks of pairs inside the switches make pairs.
+/// An NVLink from one switch to the other leaves the switches of A as groups. NVLinks between all GPUs of a socket of C make
+/// islands, which are better than its pairs behind switches.
 #[test]
 fn groups_are_those_of_the_fastest_way_out() {
     let of = |machine: &Machine, access: &PeerAccess| {
@@ -190,16 +190,12 @@ fn groups_are_those_of_the_fastest_way_out() {
             "{name}"
         );
     }
-    for (pairs, expected) in [
-        (&[(0, 4, 12)][..], even(2, 4)),
-        (
-            &[(0, 1, 12), (2, 3, 12), (4, 5, 12), (6, 7, 12)],
-            even(4, 2),
-        ),
-    ] {
-        let mut machine = case("A").machine;
-        connect(&mut machine, GpuLinkKind::NvLink, pairs);
-        assert_eq!(of(&machine, &PeerAccess::Rule), expected, "{pairs:?}");
+    // The GPUs of each half of C have NVLinks to each other.
+    let mesh = (0..8).flat_map(|a| (a + 1..4 + a / 4 * 4).map(move |b| (a, b, 1)));
+    for (name, pairs) in [("A", vec![(0, 4, 12)]), ("C", mesh.collect())] {
+        let mut machine = case(name).machine;
+        connect(&mut machine, GpuLinkKind::NvLink, &pairs);
+        assert_eq!(of(&machine, &PeerAccess::Rule), even(2, 4), "{name}");
     }
 }
 
