@@ -16,16 +16,22 @@ pub(super) fn read_file(path: &Path) -> Result<Machine> {
 /// Logs each defect of the file, once in the process. Ranks of one communicator have equal files, or fail, so one rank of
 /// them calls it.
 pub(super) fn warn_of_defects(path: &Path, graph: &MachineGraph) {
+    for line in unlogged_defects(path, graph) {
+        log::line(Level::Warn, format_args!("{line}"));
+    }
+}
+
+/// Returns a line for each defect of the file for which no earlier call returned a line.
+pub(super) fn unlogged_defects(path: &Path, graph: &MachineGraph) -> Vec<String> {
     /// Hashes of the lines so far.
     static LOGGED: ForkSafe<BTreeSet<u64>> = ForkSafe::new(BTreeSet::new());
-    for defect in &graph.defects {
-        let line = format!("CINCH_TOPO={}: {defect}", path.display());
+    let line = |defect| format!("CINCH_TOPO={}: {defect}", path.display());
+    let is_new = |line: &String| {
         let mut hasher = DefaultHasher::new();
         line.hash(&mut hasher);
-        if LOGGED.with(|logged| logged.insert(hasher.finish())) {
-            log::line(Level::Warn, format_args!("{line}"));
-        }
-    }
+        LOGGED.with(|logged| logged.insert(hasher.finish()))
+    };
+    graph.defects.iter().map(line).filter(is_new).collect()
 }
 
 /// Returns the topology of ranks on the GPUs of a file. The rank that `warns` logs the defects of the file.
