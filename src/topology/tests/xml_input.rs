@@ -423,3 +423,16 @@ fn bounds_count_links_of_unknown_speed_that_paths_cross() {
     assert_eq!(prediction.bound, LinkTime::new(1, 1, 12_000));
     assert!(prediction.bound <= prediction.best());
 }
+
+/// The link of GPU 0 to the socket is half as fast as that of GPU 1, which is behind it.
+#[test]
+fn data_between_gpus_of_which_one_is_behind_the_other_takes_one_link() {
+    let inner = gpu(2, "dev=\"1\"", "");
+    let outer = format!("<gpu dev=\"0\"/>{inner}");
+    let text = gpu(1, "dev=\"0\"", "").replace("<gpu dev=\"0\"></gpu>", &outer);
+    let text = text.replacen("link_width=\"16\"", "link_width=\"8\"", 1);
+    let graph = MachineGraph::new(&read_xml(&file(&text)).unwrap());
+    let prediction = predict(&graph, &Paths::new(&graph, &PeerAccess::Rule));
+    assert_eq!(prediction.best(), LinkTime::new(1, 1, 24_000));
+    assert!(prediction.bound <= prediction.best());
+}
