@@ -196,8 +196,9 @@ def is_explained(cell, victim, pids, rank, code, text):
     if ending == "right":
         return False
     if code == NO_ID:
-        # A rank makes no id for new ranks if it knows already that another one has failed.
-        return victim == 0 or phase == "grow"
+        # A rank makes no id for new ranks if it knows already that another one has failed. The last rank takes no part
+        # in the shrink of the phase `split`, so it waits for the id while the others fail there.
+        return victim == 0 or phase == "grow" or phase == "split" and rank == RANKS - 1
     # A rank whose new communicator failed aborts its parent, too.
     if code == ABORTED and phase in ("split", "grow"):
         return names_any(text, pids)
@@ -215,6 +216,9 @@ def is_explained(cell, victim, pids, rank, code, text):
         caused = any(sentence in text for sentence in SENTENCES[cell.fault])
         if rank == victim and (caused or phase not in ("split", "grow")):
             return caused and code in (SYSTEM, REMOTE)
+        # The others may fail, and close their listeners, before the new rank has connected to them.
+        if phase == "grow" and rank == RANKS - 1 and "Connection refused" in text:
+            return code == REMOTE and names_any(text, pids)
         # A rank that has no connection to others yet cannot report why.
         codes = (SYSTEM, REMOTE, TIMEOUT) if phase in ("rendezvous", "split", "grow") else (SYSTEM, REMOTE)
         return code in codes and (caused or names(text, victim, pids[victim]))
