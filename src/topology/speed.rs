@@ -60,7 +60,7 @@ pub(super) fn of_generation(generation: u32) -> Option<u32> {
 }
 
 /// Returns whether a bridge that claims `link` above a device with the link `behind` is an invention of a virtual
-/// machine, which has a single lane of any generation, or is far slower than the device. Such a bridge transfers data at the
+/// machine, which has a width of x1 at any generation, or is far slower than the device. Such a bridge transfers data at the
 /// speed of the device.
 pub(super) fn is_virtual(link: PciLink, behind: PciLink) -> bool {
     let is_narrow = link.width == Some(1) && behind.width.is_some_and(|width| width >= 16);

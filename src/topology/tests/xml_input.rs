@@ -124,7 +124,7 @@ fn bad_files_are_refused_with_the_line() {
     refused(&file(&deepest), &["64 levels"]);
 }
 
-/// Of two GPUs of a switch with one `dev`, the second in the file is named, also if it is nearer to the socket.
+/// If two GPUs have one `dev`, the second in the file is named, also if it is nearer to the socket.
 #[test]
 fn gpus_where_none_is_read_are_refused_with_the_line() {
     let one = gpu(1, "dev=\"0\"", "");
