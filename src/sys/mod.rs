@@ -22,5 +22,6 @@ pub mod pci;
 pub mod plugin;
 pub mod process;
 pub mod socket;
+mod socket_address;
 mod stderr;
 pub mod user_signal;
