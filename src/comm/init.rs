@@ -5,7 +5,9 @@ use super::sample::Sampler;
 use super::stats::CommCounters;
 use super::{CommInfo, Communicator, DeviceState, agreement, costs, gpu, topology};
 use crate::bootstrap::{self, ControlPlane, OutOfBandRef, PeerInfo, UniqueId};
-use crate::config::{CodecPolicy, CommFacts, Config, FileChoice, launcher_environment};
+use crate::config::{
+    CodecPolicy, CommFacts, Config, FileChoice, NVTX_VARIABLE, launcher_environment, nvtx_library,
+};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
@@ -74,7 +76,7 @@ fn start_log(config: &Config) {
     if !decided {
         return;
     }
-    nvtx::open();
+    nvtx::open(NVTX_VARIABLE, nvtx_library());
     // NCCL logs its version only if NCCL_DEBUG is set. In the drop-in that variable sets CINCH_LOG.
     if config.as_nccl && config.is_set("CINCH_LOG") {
         let version = crate::VERSION;

@@ -11,6 +11,7 @@ mod knobs;
 mod launch;
 mod loopback_address;
 mod nccl;
+mod profiler;
 #[cfg(feature = "internal")]
 mod test_devices;
 
@@ -23,8 +24,11 @@ pub use knobs::{Config, KNOBS, Knob, MOST_GPU_CHANNELS, Sharing};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 pub use loopback_address::loopback_addresses;
 pub use nccl::{NCCL_NAMES, NcclName};
+pub(crate) use profiler::{NVTX_VARIABLE, nvtx_library};
 #[cfg(feature = "internal")]
 pub use test_devices::on_rdma_devices;
+#[cfg(all(test, feature = "internal"))]
+pub use test_devices::test_number;
 
 use crate::error::{Error, Result};
 use crate::types::KernelProtocol;

@@ -7,14 +7,12 @@
 use super::fork_safe::ForkSafeOnce;
 use super::loader::Library;
 use super::log::{self, Level};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::os::unix::ffi::OsStringExt;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Variable with the path of the profiler's library.
-const VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// Name of the ranges' domain.
 const DOMAIN: &CStr = c"cinch";
 /// Version of the tables and of [`RangeAttributes`].
@@ -97,9 +95,9 @@ struct Profiler {
 #[derive(Debug)]
 pub struct ProfilerRange(());
 
-/// Opens the profiler's library, if there is one. The first call of a process decides.
-pub fn open() {
-    PROFILER.get_or_init(Profiler::open);
+/// Opens the profiler's library at `path`, which `variable` names, if there is one. The first call of a process decides.
+pub fn open(variable: &str, path: Option<OsString>) {
+    PROFILER.get_or_init(|| Profiler::open(variable, path?));
 }
 
 /// Begins a range of this thread, named `name`, with a number of bytes. Returns `None` if no profiler reads ranges.
@@ -110,13 +108,13 @@ pub fn range(name: impl FnOnce() -> String, bytes: usize) -> Option<ProfilerRang
 }
 
 impl Profiler {
-    fn open() -> Option<Profiler> {
-        let path = CString::new(std::env::var_os(VARIABLE)?.into_vec()).ok()?;
+    fn open(variable: &str, path: OsString) -> Option<Profiler> {
+        let path = CString::new(path.into_vec()).ok()?;
         let library = Library::open(&path)
             .inspect_err(|why| {
                 log::line(
                     Level::Warn,
-                    format_args!("no ranges for a profiler: {VARIABLE} cannot be opened: {why}"),
+                    format_args!("no ranges for a profiler: {variable} cannot be opened: {why}"),
                 );
             })
             .ok()?;

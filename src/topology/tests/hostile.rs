@@ -2,6 +2,7 @@
 
 use super::fake_sys::FakeSys;
 use super::machines::{case, with_nics};
+use crate::config::test_number;
 use crate::sys::nvml::NvmlGpu;
 use crate::sys::pci::memory_files::{MemoryEntry, MemoryFiles};
 use crate::testing::Random;
@@ -132,12 +133,7 @@ fn check(machine: &Machine, what: &dyn Fn() -> String) {
 }
 
 fn long_cases() -> u64 {
-    match std::env::var("CINCH_TEST_TOPOLOGY_INPUTS") {
-        Ok(text) => text
-            .parse()
-            .expect("CINCH_TEST_TOPOLOGY_INPUTS is a number"),
-        Err(_) => LONG_CASES,
-    }
+    test_number("CINCH_TEST_TOPOLOGY_INPUTS").unwrap_or(LONG_CASES)
 }
 
 /// Returns the peak of the process's memory in KiB.
