@@ -15,7 +15,8 @@ const DOORBELL_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// Interval at which a sleeping rank checks that the hosts of its peers still answer.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Number of pause instructions in one spin. One takes 40 to 140 cycles, by which a message is noticed late.
+/// Number of pause instructions between two looks for a message, which is noticed up to that much later. One takes
+/// 40 to 140 cycles, by processor.
 const PAUSES: u32 = 1;
 
 /// Waits on the doorbell of the inbox and on the descriptors of all transports.

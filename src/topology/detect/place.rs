@@ -220,10 +220,7 @@ impl Placer<'_, '_> {
         // If the device's link was trained with the port's width, the link really is slow.
         if speed::is_virtual(port, own) && trained != port.width {
             let bridge = self.tree.functions()[above].bus_id;
-            let defect = Defect::VirtualBridge(bridge, speed::link_text(port));
-            if !self.defects.contains(&defect) {
-                self.defects.push(defect);
-            }
+            self.report(Defect::VirtualBridge(bridge, speed::link_text(port)));
             return own;
         }
         let smaller = |own: u32, port: Option<u32>| port.map_or(own, |port| own.min(port));
@@ -233,16 +230,20 @@ impl Placer<'_, '_> {
         }
     }
 
+    /// Adds a defect unless an equal one is known.
+    fn report(&mut self, defect: Defect) {
+        if !self.defects.contains(&defect) {
+            self.defects.push(defect);
+        }
+    }
+
     /// Returns the fastest link of a function, or the trained one if its maximum is unknown.
     fn usable(&mut self, function: usize) -> PciLink {
         let attributes = self.attributes(function);
         let [max, current] = [&attributes.max_link, &attributes.current_link].map(parse);
         if max.speed.is_none() && current.speed.is_some() {
             let bus_id = self.tree.functions()[function].bus_id;
-            let defect = Defect::TrainedSpeed(bus_id, speed::link_text(current));
-            if !self.defects.contains(&defect) {
-                self.defects.push(defect);
-            }
+            self.report(Defect::TrainedSpeed(bus_id, speed::link_text(current)));
         }
         PciLink {
             speed: max.speed.or(current.speed),
