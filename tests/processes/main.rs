@@ -27,6 +27,7 @@ mod shrink;
 mod soak;
 mod ssh_launcher;
 mod stopped_init;
+mod stops;
 #[path = "../support/mod.rs"]
 mod support;
 mod teardown;
@@ -51,6 +52,7 @@ fn rank_process() {
         "ps" => ps::rank_process(&task),
         "rank_death" => rank_death::rank_process(&task),
         "stopped_init" => stopped_init::rank_process(&task),
+        "stops" => stops::rank_process(&task),
         "shrink" => shrink::rank_process(&task),
         "metrics" => metrics::rank_process(&task),
         "soak" => soak::rank_process(&task),

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// stopped process.
 const SLOW_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Silence after which a rank is reported if /proc does not explain the silence.
-const SILENCE_WARNING_TIMEOUT: Duration = Duration::from_secs(5);
+const SILENCE_WARNING_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Longest time without an acknowledgement from the kernel of another host. The kernel of a stopped rank
 /// answers, even if the rank does not read.

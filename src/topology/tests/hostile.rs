@@ -9,6 +9,7 @@ use crate::testing::Random;
 use crate::topology::machine::{Machine, XmlVersion};
 use crate::topology::{MachineGraph, Paths, PeerAccess, detect_in, predict, read_xml, write_xml};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Inputs of each reader in the usual test.
 const CASES: u64 = 10_000;
@@ -154,13 +155,24 @@ fn small_machines() -> Vec<Machine> {
     vec![with_nics(1, 1), nvlink, xgmi]
 }
 
-fn read_hostile_xml(cases: u64) {
+/// Runs the cases `0..cases` on all cores, each core with seeds of its own.
+fn on_all_cores(cases: u64, run: fn(Range<u64>)) {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    std::thread::scope(|scope| {
+        for core in 0..cores {
+            scope.spawn(move || run(cases * core / cores..cases * (core + 1) / cores));
+        }
+    });
+}
+
+fn read_hostile_xml(seeds: Range<u64>) {
+    let cases = seeds.end - seeds.start;
     let files: Vec<Vec<u8>> = small_machines()
         .iter()
         .map(|m| write_xml(m).into_bytes())
         .collect();
     let (mut accepted, mut refused) = (0, 0);
-    for seed in 0..cases {
+    for seed in seeds {
         let mut random = Random::new(seed);
         let mut bytes = match random.below(16) {
             0 => rubbish(&mut random),
@@ -274,7 +286,8 @@ impl ChangedTree {
     }
 }
 
-fn read_hostile_trees(cases: u64) {
+fn read_hostile_trees(seeds: Range<u64>) {
+    let cases = seeds.end - seeds.start;
     let fakes: Vec<FakeSys> = small_machines().iter().map(FakeSys::new).collect();
     let nvml: Vec<Vec<NvmlGpu>> = fakes.iter().map(FakeSys::gpus).collect();
     let trees = fakes
@@ -288,7 +301,7 @@ fn read_hostile_trees(cases: u64) {
         })
         .collect();
     let (mut refused, mut with_defects) = (0, 0);
-    for seed in 0..cases {
+    for seed in seeds {
         let mut random = Random::new(seed);
         let at = random.below(fakes.len());
         let tree = match random.below(16) {
@@ -320,18 +333,18 @@ fn read_hostile_trees(cases: u64) {
 
 #[test]
 fn hostile_xml_is_refused_or_read() {
-    read_hostile_xml(CASES);
+    read_hostile_xml(0..CASES);
 }
 
 #[test]
 fn hostile_trees_are_refused_or_read() {
-    read_hostile_trees(CASES);
+    read_hostile_trees(0..CASES);
 }
 
 #[test]
 #[ignore = "ten million inputs take long"]
 fn ten_million_hostile_xml_files_are_refused_or_read() {
-    read_hostile_xml(long_cases());
+    on_all_cores(long_cases(), read_hostile_xml);
     println!("peak memory: {} KiB", peak_kib());
     assert!(peak_kib() < MOST_KIB, "{} KiB", peak_kib());
 }
@@ -339,7 +352,7 @@ fn ten_million_hostile_xml_files_are_refused_or_read() {
 #[test]
 #[ignore = "ten million inputs take long"]
 fn ten_million_hostile_trees_are_refused_or_read() {
-    read_hostile_trees(long_cases());
+    on_all_cores(long_cases(), read_hostile_trees);
     println!("peak memory: {} KiB", peak_kib());
     assert!(peak_kib() < MOST_KIB, "{} KiB", peak_kib());
 }
