@@ -17,6 +17,8 @@ pub(super) struct ControlLink {
     pub(super) stream: Option<FramedStream>,
     /// Whether the rank has closed or left: the end of its connection is no failure.
     pub(super) has_closed: bool,
+    /// Why the connection ended before the rank closed, as a sentence that names the rank.
+    pub(super) death: Option<String>,
     pub(super) assembly: Assembly,
     pub(super) last_received: Instant,
     pub(super) last_heartbeat: Instant,
@@ -31,6 +33,7 @@ impl ControlLink {
             rank,
             stream: Some(stream),
             has_closed: false,
+            death: None,
             assembly: Assembly::default(),
             last_received: now,
             last_heartbeat: now,
@@ -120,7 +123,9 @@ impl ControlLinks {
                 continue;
             }
             if !link.has_closed {
-                deaths.push(format!("{} {why}", shared.peers[link.rank]));
+                let death = format!("{} {why}", shared.peers[link.rank]);
+                link.death = Some(death.clone());
+                deaths.push(death);
                 lost.push(link.rank);
             } else if link.rank == 0 {
                 self.lost_root = true;

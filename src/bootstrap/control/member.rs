@@ -82,7 +82,10 @@ pub(super) fn contribute(node: &mut ControlLinks, numbered: u64, bytes: &[u8]) {
     let link = &mut node.links[0];
     if link.stream.is_none() {
         let root = &node.shared.peers[0];
-        let what = format!("{root} is gone, and with it the control connections");
+        let what = link
+            .death
+            .clone()
+            .unwrap_or_else(|| format!("{root} is gone, and with it the control connections"));
         let error = Error::new(ErrorKind::Remote, what);
         return node.shared.finish_gather(numbered & !CLOSING, Err(error));
     }
