@@ -43,6 +43,11 @@ impl Communicator {
         self.info.clone()
     }
 
+    /// Makes calls leave the flight recorder and the counters alone, or count again. Benchmarks compare both.
+    pub fn mute_recorder(&self, is_muted: bool) {
+        self.recorder.mute(is_muted);
+    }
+
     /// Returns the codec of calls that name none, and the setting that decided it.
     pub fn codec_policy(&self) -> &CodecPolicy {
         &self.policy

@@ -41,14 +41,13 @@ use crate::cpu::FloatEnvironment;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::recorder::{self, CommMetrics, EndStep, RecorderHandle};
+use crate::recorder::{self, EndStep, RecorderHandle};
 use crate::schedule::Groups;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::log::{self, LabelGuard, LogLabel};
 use crate::sys::nvtx::{self, ProfilerRange};
 use crate::types::{CodecSetting, TransportKind};
-use choice::CodecDecision;
 use gpu::GpuState;
 use requests::CallThread;
 use sample::Sampler;
@@ -188,7 +187,7 @@ impl Communicator {
         let request = call.resolve(admission.decision.codec);
         let bytes = stats::call_bytes(call, self.nranks());
         let _range = self.profiler_range(call, admission.decision.codec, bytes);
-        let begun = CommMetrics::is_timed(self.recorder.count(), bytes).then(Instant::now);
+        let begun = self.start_clock(bytes);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
         let run = engine
@@ -199,7 +198,8 @@ impl Communicator {
             None => engine.run(run),
         };
         if let (Ok(report), Some(reason)) = (&result, admission.decision.raw_reason) {
-            engine.cache_call(call, reason, &request, report);
+            let counts = || self.count_repeats(call, reason, report);
+            engine.cache_call(call, &request, report, counts);
         }
         drop(engine);
         let report = self.fail_on_error(result)?;
@@ -216,16 +216,11 @@ impl Communicator {
         let at = engine.find_cached(call, buffers)?;
         let bytes = stats::call_bytes(call, self.nranks());
         let _range = self.profiler_range(call, CodecSetting::RAW, bytes);
-        let begun = CommMetrics::is_timed(self.recorder.count(), bytes).then(Instant::now);
+        let begun = self.start_clock(bytes);
         let _guard = PanicGuard(self);
-        let result = engine.run_cached(at, buffers)?;
+        let result = engine.run_cached(at, buffers, begun)?;
         drop(engine);
-        let ended = self.fail_on_error(result).map(|(report, reason)| {
-            let time = begun.map(|begun| begun.elapsed());
-            self.count_call(call, &CodecDecision::exact(reason), &report, time);
-            report
-        });
-        Some(ended)
+        Some(self.fail_on_error(result))
     }
 
     /// Waits until every rank has called it, but not for calls that are queued on a GPU.

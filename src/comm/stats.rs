@@ -2,10 +2,10 @@
 
 use super::choice::CodecDecision;
 use super::{Call, Communicator, RawReason, Report};
-use crate::recorder::{self, CallClass, CommLabel, FlightRecorder};
+use crate::recorder::{self, CallClass, CommLabel, CommMetrics, FlightRecorder, RepeatedCall};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Counts of this rank's calls since the communicator was made. A captured call counts once, when it
 /// is recorded; replays of its graph do not count.
@@ -31,6 +31,13 @@ impl CodecStats {
     /// Returns the number of bytes that codecs saved on the wire.
     pub fn bytes_saved(&self) -> u64 {
         self.raw_bytes.saturating_sub(self.wire_bytes)
+    }
+
+    fn add_repeated(&mut self, call: &RepeatedCall) {
+        let counts = call.read();
+        self.exact_calls[call.raw_reason as usize] += counts.calls;
+        self.wire_bytes += counts.wire_bytes;
+        self.raw_bytes += counts.raw_bytes;
     }
 
     /// Returns the number of calls that ran without a codec because of `why`.
@@ -111,12 +118,40 @@ impl Communicator {
         report: &Report,
         time: Option<Duration>,
     ) {
+        if self.recorder.is_muted() {
+            return;
+        }
         let bytes = call_bytes(call, self.nranks());
         let class = CallClass::new(call.collective, report.codec.inter.kind, bytes);
         let metrics = self.recorder.metrics();
         self.counters.count_call(decision, report, || {
             metrics.count_call(class, bytes, [report.wire_bytes, report.raw_bytes], time);
         });
+    }
+
+    /// Makes the counters of a call that the engine is to repeat without a codec. Its first runs have been counted.
+    pub(super) fn count_repeats(
+        &self,
+        call: &Call,
+        raw_reason: RawReason,
+        report: &Report,
+    ) -> Arc<RepeatedCall> {
+        let bytes = call_bytes(call, self.nranks());
+        let class = CallClass::new(call.collective, report.codec.inter.kind, bytes);
+        let sent = [report.wire_bytes, report.raw_bytes];
+        let repeated = Arc::new(RepeatedCall::new(class, raw_reason, bytes, sent));
+        let metrics = self.recorder.metrics();
+        self.counters
+            .change(|stats| metrics.include(repeated.clone(), |call| stats.add_repeated(call)));
+        repeated
+    }
+
+    /// Reads the clock before a call of `bytes` bytes if its time is counted.
+    #[inline]
+    pub(super) fn start_clock(&self, bytes: usize) -> Option<Instant> {
+        let recorder = &self.recorder;
+        let is_timed = !recorder.is_muted() && CommMetrics::is_timed(recorder.count(), bytes);
+        is_timed.then(Instant::now)
     }
 
     /// Returns the counters of this rank's calls by collective, codec and size, and of its waits for other ranks, as one
@@ -132,7 +167,12 @@ impl Communicator {
     /// are zero.
     pub fn codec_stats(&self) -> CodecStats {
         match self.owner.is_this() {
-            true => self.counters.change(|stats| *stats),
+            true => self.counters.change(|stats| {
+                let mut all = *stats;
+                let metrics = self.recorder.metrics();
+                metrics.each_repeated(|call| all.add_repeated(call));
+                all
+            }),
             false => CodecStats::default(),
         }
     }

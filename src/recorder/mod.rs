@@ -15,7 +15,7 @@ mod text_service;
 
 pub use gather::{CommSnapshot, GatheredRank, JobSnapshot, MissingRank};
 pub use json::{metrics_json, process_json};
-pub use metrics::{CallClass, CallCounts, CommMetrics, SHORTEST_WAIT};
+pub use metrics::{CallClass, CallCounts, CommMetrics, RepeatedCall, SHORTEST_WAIT};
 pub use service::{RecorderHandle, RecorderSettings, dump, offer_text_service, register};
 pub use snapshot::{ProcessSnapshot, RankSnapshot};
 pub use socket_file::{check_folder, remove_stale, socket_folder};
@@ -156,6 +156,7 @@ pub struct FlightRecorder {
     end_steps: AtomicU8,
     fault: OnceLock<Arc<Fault>>,
     metrics: CommMetrics,
+    is_muted: AtomicBool,
 }
 
 impl FlightRecorder {
@@ -172,7 +173,19 @@ impl FlightRecorder {
             collective_calls: Default::default(),
             end_steps: AtomicU8::new(0),
             fault: OnceLock::new(),
+            is_muted: AtomicBool::new(false),
         }
+    }
+
+    /// Makes calls leave recorder and counters alone, or record again. Benchmarks compare both.
+    pub fn mute(&self, is_muted: bool) {
+        self.is_muted.store(is_muted, Ordering::Relaxed);
+    }
+
+    /// Returns whether calls leave the recorder alone.
+    #[inline]
+    pub fn is_muted(&self) -> bool {
+        self.is_muted.load(Ordering::Relaxed)
     }
 
     /// Returns the communicator's names.

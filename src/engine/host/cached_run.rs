@@ -18,19 +18,22 @@ use crate::codec::RoundingRandom;
 use crate::error::Result;
 use crate::mem::UserBuffers;
 use crate::plan::Request;
+use crate::recorder::RepeatedCall;
 use crate::schedule::{Step, walk};
 use crate::transport::{Header, Links};
-use crate::types::{Call, Collective, RawReason, SEQUENCE_WORD, SIGNATURE_WORDS};
+use crate::types::{Call, Collective, SEQUENCE_WORD, SIGNATURE_WORDS};
+use std::sync::Arc;
+use std::time::Instant;
 
 impl HostEngine {
-    /// Caches a call that has run without a codec because of `raw_reason`, if it ran before and equal calls can repeat
-    /// it. `request` is the resolved call, and `report` the report of its run.
+    /// Caches a call that has run without a codec, if it ran before and equal calls can repeat it. `request` is the
+    /// resolved call, and `report` the report of its run. `counts` makes the counters of its repeats.
     pub fn cache_call(
         &mut self,
         call: &Call,
-        raw_reason: RawReason,
         request: &Request,
         report: &Report,
+        counts: impl FnOnce() -> Arc<RepeatedCall>,
     ) {
         let is_to_itself = call.collective == Collective::SendRecv && call.root == call.peer;
         if self.zero_copy || self.links.checks_data || report.channels != 1 || is_to_itself {
@@ -65,7 +68,7 @@ impl HostEngine {
             .collect();
         self.cache.insert(CachedCall {
             call: *call,
-            raw_reason,
+            counts: counts(),
             request: decided,
             plan: plan.clone(),
             arithmetic,
@@ -85,8 +88,8 @@ impl HostEngine {
         cached.extents.fit(buffers).then_some(at)
     }
 
-    /// Runs the cached call at `at` until it ends. Returns its report, and why it runs without a codec; `None` if there
-    /// is no call.
+    /// Runs the cached call at `at` until it ends, and counts it, with the time since `begun`. Returns its report;
+    /// `None` if there is no call.
     ///
     /// # Errors
     /// See [`HostEngine::run`].
@@ -94,10 +97,16 @@ impl HostEngine {
         &mut self,
         at: usize,
         buffers: &mut UserBuffers<'_>,
-    ) -> Option<Result<(Report, RawReason)>> {
+        begun: Option<Instant>,
+    ) -> Option<Result<Report>> {
         let mut cached = self.cache.take(at)?;
         let ran = self.run_steps(&mut cached, buffers);
-        let ran = ran.map(|()| (cached.report, cached.raw_reason));
+        let ran = ran.map(|()| {
+            if self.recorder().is_some() {
+                cached.counts.add(begun.map(|begun| begun.elapsed()));
+            }
+            cached.report
+        });
         self.cache.put_back(at, cached);
         Some(ran)
     }

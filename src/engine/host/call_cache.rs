@@ -4,7 +4,8 @@ use super::super::Report;
 use super::state::{Arithmetic, Chain, Chunk};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
-use crate::types::{Call, InPlace, RawReason, SIGNATURE_WORDS};
+use crate::recorder::RepeatedCall;
+use crate::types::{Call, InPlace, SIGNATURE_WORDS};
 use std::sync::Arc;
 
 /// Binary logarithm of the number of places.
@@ -89,7 +90,8 @@ impl CallCache {
 #[derive(Debug)]
 pub(super) struct CachedCall {
     pub call: Call,
-    pub raw_reason: RawReason,
+    /// Counters of the repeats.
+    pub counts: Arc<RepeatedCall>,
     pub request: Request,
     pub plan: Arc<Plan>,
     pub arithmetic: Arc<Arithmetic>,

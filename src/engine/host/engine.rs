@@ -111,7 +111,9 @@ impl HostEngine {
 
     /// Returns the flight recorder.
     pub(super) fn recorder(&self) -> Option<&FlightRecorder> {
-        self.recorder.as_deref()
+        self.recorder
+            .as_deref()
+            .filter(|recorder| !recorder.is_muted())
     }
 
     /// Returns the reducers for `request`'s type and operator, which scale an average as `plan` needs.
