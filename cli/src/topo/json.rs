@@ -70,6 +70,7 @@ fn object(shown: &Shown) -> Value {
         "levels": levels,
         "rings": rings,
         "ring_shares": parts,
+        "rings_are_best": prediction.ring_set.is_best,
         "predicted_ms": predicted,
         "defects": defects,
         "links": links(graph),
