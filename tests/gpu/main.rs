@@ -24,6 +24,7 @@ mod hosts;
 mod models;
 mod options;
 mod ranks;
+mod recovery;
 mod refusals;
 mod samples;
 mod soak;
@@ -67,6 +68,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(samples::checks());
     all.extend(failures::checks());
     all.extend(figures::checks());
+    all.extend(recovery::checks());
     all.extend(hosts::checks(options));
     all.extend(topology::checks(options));
     all.extend(soak::checks(options));
