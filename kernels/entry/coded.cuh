@@ -6,6 +6,6 @@
 #include "prims/coded.cuh"
 
 #define CINCH_CODED_TYPE(codec, Codec, type, Type) \
-  CINCH_INTERPRETER(cinch_coded_##codec##_##type, cinch::CodedSimple<cinch::Type, cinch::Codec>)
+  CINCH_INTERPRETER(coded_##codec##_##type, cinch::CodedSimple<cinch::Type, cinch::Codec>)
 
 #define CINCH_CODED(codec, Codec) CINCH_CODED_ELEMENTS(CINCH_CODED_TYPE, codec, Codec)

@@ -1,11 +1,12 @@
 // Defines the fused kernels for one codec, for each element type that codecs accept.
 #pragma once
 
+#include "entry/name.cuh"
 #include "fused/coded.cuh"
 
 #define CINCH_FUSED_THROUGH(codec, Codec, type, Type)                        \
   extern "C" __global__ void __launch_bounds__(cinch::MOVERS, 1)             \
-      cinch_fused_##codec##_##type##_ll128(                                  \
+      CINCH_KERNEL_NAME(fused_##codec##_##type##_ll128)(                     \
           const __grid_constant__ cinch_oneshot_args args) {                 \
     cinch::Codec::prepare(cinch::MOVERS);                                    \
     cinch::run_fused<cinch::CodedExchange<cinch::Type, cinch::Codec>>(args); \

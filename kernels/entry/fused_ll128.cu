@@ -1,11 +1,13 @@
 // The fused kernels over ll128 lines. They exist only for the element types of gradients, which are
 // sent most.
+#include "entry/name.cuh"
 #include "fused/ll128.cuh"
 
-#define CINCH_FUSED_LL128(name, ...)                                                \
-  extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 1)                    \
-      cinch_fused_##name##_ll128(const __grid_constant__ cinch_oneshot_args args) { \
-    run_fused<__VA_ARGS__>(args);                                                   \
+#define CINCH_FUSED_LL128(does, ...)                              \
+  extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 1)  \
+      CINCH_KERNEL_NAME(fused_##does##_ll128)(                    \
+          const __grid_constant__ cinch_oneshot_args args) {      \
+    run_fused<__VA_ARGS__>(args);                                 \
   }
 
 #define CINCH_FUSEDS_LL128(type, Type)                                   \

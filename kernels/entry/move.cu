@@ -5,6 +5,6 @@
 #include "prims/ll128.cuh"
 #include "prims/move.cuh"
 
-CINCH_INTERPRETER(cinch_move, cinch::MoveSimple)
-CINCH_INTERPRETER(cinch_move_ll, cinch::RawLL<cinch::U8, false>)
-CINCH_INTERPRETER(cinch_move_ll128, cinch::RawLL128<cinch::U8, false>)
+CINCH_INTERPRETER(move, cinch::MoveSimple)
+CINCH_INTERPRETER(move_ll, cinch::RawLL<cinch::U8, false>)
+CINCH_INTERPRETER(move_ll128, cinch::RawLL128<cinch::U8, false>)

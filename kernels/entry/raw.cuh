@@ -7,6 +7,6 @@
 #include "prims/raw.cuh"
 
 #define CINCH_RAW(type, Type)                                               \
-  CINCH_INTERPRETER(cinch_raw_##type, cinch::RawSimple<cinch::Type>)        \
-  CINCH_INTERPRETER(cinch_raw_##type##_ll, cinch::RawLL<cinch::Type, true>) \
-  CINCH_INTERPRETER(cinch_raw_##type##_ll128, cinch::RawLL128<cinch::Type, true>)
+  CINCH_INTERPRETER(raw_##type, cinch::RawSimple<cinch::Type>)        \
+  CINCH_INTERPRETER(raw_##type##_ll, cinch::RawLL<cinch::Type, true>) \
+  CINCH_INTERPRETER(raw_##type##_ll128, cinch::RawLL128<cinch::Type, true>)

@@ -11,6 +11,7 @@ use super::library::starts;
 use crate::support::{self, Rng};
 use cinch::codec::{KERNEL_CODECS, kernel_family};
 use cinch::config::FileChoice;
+use cinch::engine::gpu::kernels::KERNEL_PREFIX;
 use cinch::mem::PeerBufferLayout;
 use cinch::plan::{GpuLimits, Limits, MachineFacts, Resident};
 use cinch::schedule::Groups;
@@ -103,7 +104,7 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
     ];
     let moves = entry == "move";
     for dtype in DType::ALL {
-        if !moves && !kernels.has(&format!("cinch_raw_{dtype}")) {
+        if !moves && !kernels.has(&format!("{KERNEL_PREFIX}raw_{dtype}")) {
             continue;
         }
         for shape in shapes(|collective| collective.reduces() != moves) {

@@ -14,6 +14,11 @@ use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, Protocol, Sc
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+/// Prefix of the names of all kernels that take part in collectives (`CINCH_KERNEL_NAME` in
+/// `kernels/entry/name.cuh`). PyTorch's profiler and Holistic Trace Analysis count a kernel as communication
+/// by it.
+pub const KERNEL_PREFIX: &str = "ncclDevKernel_cinch_";
+
 /// Block size of a kernel. A schedule kernel's block drives one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockShape {
@@ -30,15 +35,17 @@ const CONTROL_THREADS: u32 = 96;
 /// Returns the block size of a kernel. The kernel's thread limit shows which of the fat binary's code the
 /// driver selected.
 pub fn shape(function: &Function) -> BlockShape {
-    let (aside, is_coded) = match function.name().strip_prefix("cinch_fused_") {
-        Some(does) if !is_through_codec(does) => {
+    let does = function.name().strip_prefix(KERNEL_PREFIX);
+    let does = does.unwrap_or_default();
+    let (aside, is_coded) = match does.strip_prefix("fused_") {
+        Some(fused) if !is_through_codec(fused) => {
             return BlockShape {
                 threads: FUSED_THREADS,
                 shared: 0,
             };
         }
         Some(_) => (0, true),
-        None => (CONTROL_THREADS, function.name().starts_with("cinch_coded_")),
+        None => (CONTROL_THREADS, does.starts_with("coded_")),
     };
     let (threads, stage) = if function.max_threads < BLOCK_THREADS - CONTROL_THREADS + aside {
         (SMALL_BLOCK_THREADS, SMALL_STAGE_BYTES)
@@ -56,6 +63,13 @@ pub fn shape(function: &Function) -> BlockShape {
 fn is_through_codec(does: &str) -> bool {
     let mut families = FUSED_CODECS.map(kernel_family).into_iter();
     families.any(|family| does.starts_with(family))
+}
+
+/// Returns whether the kernels of `kernels/entry/ENTRY.cu` take part in collectives. The kernels of other files
+/// convert arrays, probe paths and serve tests.
+fn serves_collectives(entry: &str) -> bool {
+    let begins = ["fused_", "raw_", "coded_"];
+    entry == "move" || begins.iter().any(|begin| entry.starts_with(begin))
 }
 
 /// Kernels that are loaded on one GPU.
@@ -86,11 +100,7 @@ impl Kernels {
         // has no kernels.
         let mut modules = vec![kernels::load(context, "move")?];
         for fatbin in kernels::fatbins() {
-            // Modules with other names serve path probes and tests.
-            if ["fused_", "raw_", "coded_"]
-                .iter()
-                .any(|begin| fatbin.name.starts_with(begin))
-            {
+            if fatbin.name != "move" && serves_collectives(fatbin.name) {
                 modules.push(kernels::load(context, fatbin.name)?);
             }
         }
@@ -146,7 +156,8 @@ impl Kernels {
     /// # Errors
     /// Internal if a kernel does not fit a multiprocessor; the driver's errors.
     pub fn resident(&self) -> Result<Resident> {
-        let is_fused = |name: &str| name.starts_with("cinch_fused_");
+        let begin = format!("{KERNEL_PREFIX}fused_");
+        let is_fused = |name: &str| name.starts_with(&begin);
         Ok(Resident {
             channels: self.blocks(|name| !is_fused(name))?,
             fused: self.blocks(is_fused)?,
@@ -211,7 +222,7 @@ pub fn name_for(plan: &Plan) -> String {
         (Kernel::Schedule, Protocol::Ll128) => "_ll128",
         (Kernel::Fused, _) if plan.codec.is_some() => {
             let family = kernel_family(plan.specs.inter.kind);
-            return format!("cinch_fused_{family}_{}_ll128", plan.dtype);
+            return format!("{KERNEL_PREFIX}fused_{family}_{}_ll128", plan.dtype);
         }
         (Kernel::Fused, protocol) => {
             let end = match protocol {
@@ -226,21 +237,21 @@ pub fn name_for(plan: &Plan) -> String {
                 _ => "",
             };
             return match plan.collective.reduces() {
-                true => format!("cinch_fused_{begin}{}{end}", plan.dtype),
-                false => format!("cinch_fused_{begin}move{end}"),
+                true => format!("{KERNEL_PREFIX}fused_{begin}{}{end}", plan.dtype),
+                false => format!("{KERNEL_PREFIX}fused_{begin}move{end}"),
             };
         }
     };
     if plan.codec.is_some() {
         format!(
-            "cinch_coded_{}_{}",
+            "{KERNEL_PREFIX}coded_{}_{}",
             kernel_family(plan.specs.inter.kind),
             plan.dtype
         )
     } else if plan.collective.reduces() {
-        format!("cinch_raw_{}{suffix}", plan.dtype)
+        format!("{KERNEL_PREFIX}raw_{}{suffix}", plan.dtype)
     } else {
-        format!("cinch_move{suffix}")
+        format!("{KERNEL_PREFIX}move{suffix}")
     }
 }
 
@@ -249,12 +260,12 @@ fn names() -> Vec<String> {
     let suffixes = ["", "_ll", "_ll128"];
     let mut names: Vec<String> = suffixes
         .iter()
-        .map(|suffix| format!("cinch_move{suffix}"))
+        .map(|suffix| format!("{KERNEL_PREFIX}move{suffix}"))
         .collect();
     let fused = |begins: &[&str], does: &str| {
         begins
             .iter()
-            .map(|begin| format!("cinch_fused_{begin}{does}"))
+            .map(|begin| format!("{KERNEL_PREFIX}fused_{begin}{does}"))
             .collect::<Vec<_>>()
     };
     for end in ["_ll", "_ll128"] {
@@ -268,14 +279,15 @@ fn names() -> Vec<String> {
     }
     names.extend(fused(&["from_root_"], "move_ll128"));
     for family in FUSED_CODECS.map(kernel_family) {
-        let types = FUSED128_DTYPES.map(|dtype| format!("cinch_fused_{family}_{dtype}_ll128"));
+        let types =
+            FUSED128_DTYPES.map(|dtype| format!("{KERNEL_PREFIX}fused_{family}_{dtype}_ll128"));
         names.extend(types);
     }
     for dtype in DType::ALL {
         names.extend(
             suffixes
                 .iter()
-                .map(|suffix| format!("cinch_raw_{dtype}{suffix}")),
+                .map(|suffix| format!("{KERNEL_PREFIX}raw_{dtype}{suffix}")),
         );
         names.extend(fused(
             &["", "scatter_", "two_shot_"],
@@ -285,7 +297,7 @@ fn names() -> Vec<String> {
     let families: BTreeSet<&str> = KERNEL_CODECS.into_iter().map(kernel_family).collect();
     for family in families {
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.has_codecs()) {
-            names.push(format!("cinch_coded_{family}_{dtype}"));
+            names.push(format!("{KERNEL_PREFIX}coded_{family}_{dtype}"));
         }
     }
     names
@@ -339,46 +351,86 @@ mod tests {
         calls
     }
 
+    /// Returns a file of `kernels/`, with those of `kernels/entry/` that it includes.
+    fn with_entry_includes(path: &str) -> String {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+        let text = fs::read_to_string(format!("{root}/{path}")).unwrap();
+        let included = text.lines().filter_map(|line| {
+            let rest = line.strip_prefix("#include \"entry/")?;
+            Some(format!("entry/{}", rest.trim_end_matches('"')))
+        });
+        let included: String = included.map(|path| with_entry_includes(&path)).collect();
+        included + &text
+    }
+
+    /// Returns the names of the files `kernels/entry/NAME.cu`.
+    fn entries() -> Vec<String> {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/entry");
+        let files = fs::read_dir(directory).unwrap().filter_map(|entry| {
+            let file = entry.unwrap().file_name().into_string().unwrap();
+            file.strip_suffix(".cu").map(str::to_string)
+        });
+        files.collect()
+    }
+
+    #[test]
+    fn kernels_of_collectives_alone_have_the_prefix() {
+        let names = with_entry_includes("entry/name.cuh");
+        let define = format!("#define CINCH_KERNEL_NAME(does) {KERNEL_PREFIX}##does\n");
+        assert!(names.contains(&define), "{names}");
+        for entry in entries() {
+            let text = with_entry_includes(&format!("entry/{entry}.cu"));
+            let kernels: Vec<&str> = text.split("__global__").skip(1).collect();
+            assert!(!kernels.is_empty(), "{entry}.cu has no kernel");
+            for kernel in kernels {
+                let (declaration, _) = kernel.split_once('{').unwrap();
+                assert_eq!(
+                    declaration.contains("CINCH_KERNEL_NAME("),
+                    serves_collectives(&entry),
+                    "{entry}.cu: {declaration}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn kernel_entry_macros_define_exactly_these_names() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/entry");
         let mut found = BTreeSet::new();
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.extension().is_none_or(|extension| extension != "cu") {
-                continue;
-            }
-            for (name, first) in calls(&fs::read_to_string(path).unwrap()) {
+        for entry in entries() {
+            let text = fs::read_to_string(format!("{directory}/{entry}.cu")).unwrap();
+            for (name, first) in calls(&text) {
                 match name.as_str() {
                     "CINCH_INTERPRETER" => {
-                        found.insert(first);
+                        found.insert(format!("{KERNEL_PREFIX}{first}"));
                     }
                     "CINCH_RAW" => found.extend(
-                        ["", "_ll", "_ll128"].map(|suffix| format!("cinch_raw_{first}{suffix}")),
+                        ["", "_ll", "_ll128"]
+                            .map(|suffix| format!("{KERNEL_PREFIX}raw_{first}{suffix}")),
                     ),
                     "CINCH_CODED" => found.extend(
                         elements("CINCH_CODED_ELEMENTS")
                             .iter()
-                            .map(|dtype| format!("cinch_coded_{first}_{dtype}")),
+                            .map(|dtype| format!("{KERNEL_PREFIX}coded_{first}_{dtype}")),
                     ),
                     "CINCH_FUSED_LL" => {
-                        found.insert(format!("cinch_fused_{first}_ll"));
+                        found.insert(format!("{KERNEL_PREFIX}fused_{first}_ll"));
                     }
                     "CINCH_FUSED_CODED" => found.extend(
                         elements("CINCH_CODED_ELEMENTS")
                             .iter()
-                            .map(|dtype| format!("cinch_fused_{first}_{dtype}_ll128")),
+                            .map(|dtype| format!("{KERNEL_PREFIX}fused_{first}_{dtype}_ll128")),
                     ),
                     "CINCH_FUSED_LL128" => {
-                        found.insert(format!("cinch_fused_{first}_ll128"));
+                        found.insert(format!("{KERNEL_PREFIX}fused_{first}_ll128"));
                     }
                     "CINCH_FUSEDS_LL" => found.extend(
                         ["", "scatter_", "two_shot_"]
-                            .map(|begin| format!("cinch_fused_{begin}{first}_ll")),
+                            .map(|begin| format!("{KERNEL_PREFIX}fused_{begin}{first}_ll")),
                     ),
                     "CINCH_FUSEDS_LL128" => found.extend(
                         ["", "scatter_", "two_shot_", "to_root_"]
-                            .map(|begin| format!("cinch_fused_{begin}{first}_ll128")),
+                            .map(|begin| format!("{KERNEL_PREFIX}fused_{begin}{first}_ll128")),
                     ),
                     _ => {}
                 }

@@ -16,9 +16,15 @@ fn small_allgather_and_alltoall_use_fused_kernels() {
         (report, bench.take())
     };
     for (collective, kernel) in [
-        (Collective::AllGather, "cinch_fused_move_ll"),
-        (Collective::AllToAll, "cinch_fused_scatter_move_ll"),
-        (Collective::ReduceScatter, "cinch_fused_scatter_f32_ll"),
+        (Collective::AllGather, "ncclDevKernel_cinch_fused_move_ll"),
+        (
+            Collective::AllToAll,
+            "ncclDevKernel_cinch_fused_scatter_move_ll",
+        ),
+        (
+            Collective::ReduceScatter,
+            "ncclDevKernel_cinch_fused_scatter_f32_ll",
+        ),
     ] {
         let (report, seen) = run(collective, DType::F32, 1000);
         let [Seen::Fused(name, args, _)] = &seen[..] else {
@@ -39,7 +45,7 @@ fn small_allgather_and_alltoall_use_fused_kernels() {
     let [Seen::Fused(name, _, _)] = &seen[..] else {
         panic!("all_reduce of 240 kB is not fused")
     };
-    assert_eq!(name, "cinch_fused_two_shot_f32_ll");
+    assert_eq!(name, "ncclDevKernel_cinch_fused_two_shot_f32_ll");
     assert_eq!(report.algorithm, Algorithm::Direct);
     assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
     // In rooted calls not every rank waits for every other rank, so packets of a later call could
@@ -118,7 +124,7 @@ fn small_calls_use_lines_when_lines_arrive_whole() {
         ),
     ] {
         let (name, args, report) = run(collective, algorithm, count);
-        assert_eq!(name, format!("cinch_fused_{kernel}_ll128"));
+        assert_eq!(name, format!("ncclDevKernel_cinch_fused_{kernel}_ll128"));
         assert_eq!((args.area, args.half), shape.lines_area());
         assert_eq!((args.epoch, args.words), (0x1010, words));
         // The blocks cover all tiles of 60 words, and no block is superfluous.
@@ -198,7 +204,10 @@ fn small_coded_calls_use_fused_kernels() {
             panic!("{collective} through {codec} is not fused")
         };
         let family = codec.split(':').next().unwrap();
-        assert_eq!(*name, format!("cinch_fused_{family}_{dtype}_ll128"));
+        assert_eq!(
+            *name,
+            format!("ncclDevKernel_cinch_fused_{family}_{dtype}_ll128")
+        );
         assert_eq!((args.area, args.half), shape.lines_area());
         assert_eq!(
             (args.phases, args.words, args.tile_lines),

@@ -52,16 +52,16 @@ impl Bench {
         let process = gpus.process();
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         for name in [
-            "cinch_move",
-            "cinch_move_ll",
-            "cinch_raw_f32",
-            "cinch_raw_f32_ll",
-            "cinch_coded_linear8_f32",
+            "ncclDevKernel_cinch_move",
+            "ncclDevKernel_cinch_move_ll",
+            "ncclDevKernel_cinch_raw_f32",
+            "ncclDevKernel_cinch_raw_f32_ll",
+            "ncclDevKernel_cinch_coded_linear8_f32",
         ] {
             let seen = seen.clone();
             gpus.kernel(name, size_of::<ScheduleArgs>(), move |launch| {
                 assert_eq!(launch.block, [abi::BLOCK_THREADS, 1, 1]);
-                let stages = if name.starts_with("cinch_coded_") {
+                let stages = if name.starts_with("ncclDevKernel_cinch_coded_") {
                     16
                 } else {
                     0
@@ -85,19 +85,19 @@ impl Bench {
             });
         }
         for name in [
-            "cinch_fused_f32_ll",
-            "cinch_fused_scatter_f32_ll",
-            "cinch_fused_two_shot_f32_ll",
-            "cinch_fused_move_ll",
-            "cinch_fused_scatter_move_ll",
-            "cinch_fused_f32_ll128",
-            "cinch_fused_two_shot_f32_ll128",
-            "cinch_fused_move_ll128",
-            "cinch_fused_from_root_move_ll128",
-            "cinch_fused_to_root_f32_ll128",
-            "cinch_fused_linear8_f32_ll128",
-            "cinch_fused_dynamic8_bf16_ll128",
-            "cinch_fused_minmax4_f16_ll128",
+            "ncclDevKernel_cinch_fused_f32_ll",
+            "ncclDevKernel_cinch_fused_scatter_f32_ll",
+            "ncclDevKernel_cinch_fused_two_shot_f32_ll",
+            "ncclDevKernel_cinch_fused_move_ll",
+            "ncclDevKernel_cinch_fused_scatter_move_ll",
+            "ncclDevKernel_cinch_fused_f32_ll128",
+            "ncclDevKernel_cinch_fused_two_shot_f32_ll128",
+            "ncclDevKernel_cinch_fused_move_ll128",
+            "ncclDevKernel_cinch_fused_from_root_move_ll128",
+            "ncclDevKernel_cinch_fused_to_root_f32_ll128",
+            "ncclDevKernel_cinch_fused_linear8_f32_ll128",
+            "ncclDevKernel_cinch_fused_dynamic8_bf16_ll128",
+            "ncclDevKernel_cinch_fused_minmax4_f16_ll128",
         ] {
             let seen = seen.clone();
             gpus.kernel(name, size_of::<OneshotArgs>(), move |launch| {
@@ -466,7 +466,7 @@ fn small_sums_use_fused_kernels_and_count_wire_bytes() {
     let Seen::WorkBuffer(name, work_buffer) = &seen[0] else {
         panic!("fused")
     };
-    assert_eq!(name, "cinch_coded_linear8_f32");
+    assert_eq!(name, "ncclDevKernel_cinch_coded_linear8_f32");
     assert_eq!(work_buffer.works()[0].codec.word[0], 8, "log2 of a block");
     let (report, seen) = run(0, "raw", ReduceOp::Sum);
     assert!(seen.is_empty() && report.transport.is_none());

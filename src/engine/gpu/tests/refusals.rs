@@ -50,7 +50,7 @@ fn unsupported_group_fails_before_any_launch() {
         (
             vec![(sum, &one), (missing, &one)],
             unsupported,
-            "cinch_raw_f16",
+            "ncclDevKernel_cinch_raw_f16",
         ),
     ] {
         let error = refused(&calls);
@@ -104,8 +104,12 @@ fn unsupported_sample_window_fails_before_any_launch() {
     // In the first case the coded call has no kernel. In the second case it has one, but its exact
     // sum in f16 has none.
     for (call_of, slice_of, said) in [
-        (DType::F16, DType::F16, "cinch_coded_linear8_f16"),
-        (DType::F32, DType::F16, "cinch_raw_f16"),
+        (
+            DType::F16,
+            DType::F16,
+            "ncclDevKernel_cinch_coded_linear8_f16",
+        ),
+        (DType::F32, DType::F16, "ncclDevKernel_cinch_raw_f16"),
     ] {
         let copies = bench.process.calls("cuMemcpyAsync");
         let slice = SampleWindow::of(&coded(slice_of), 2, 0).unwrap();
@@ -160,7 +164,7 @@ fn missing_kernel_is_an_error_with_alternatives() {
         };
         let codec = codec.into();
         let calls = [call(Request { codec, ..plain }, &memory, &memory, &stream)];
-        let name = format!("cinch_coded_{}_f32", kernel_family(kind));
+        let name = format!("ncclDevKernel_cinch_coded_{}_f32", kernel_family(kind));
         match engine.run(&calls) {
             Ok(_) => assert_eq!(kind, CodecKind::Linear8),
             Err(error) => assert!(error.message().contains(&name), "{error}"),

@@ -52,9 +52,12 @@ fn sample_window_is_summed_exactly_and_copied_to_the_host() {
                 Seen::Fused(..) => "fused".into(),
             })
             .collect();
-        let mut expected = vec!["cinch_coded_linear8_f32", "cinch_raw_f32"];
+        let mut expected = vec![
+            "ncclDevKernel_cinch_coded_linear8_f32",
+            "ncclDevKernel_cinch_raw_f32",
+        ];
         if slice.gather().is_some() {
-            expected.push("cinch_move");
+            expected.push("ncclDevKernel_cinch_move");
         }
         assert_eq!(names, expected, "{collective}");
     }

@@ -39,9 +39,9 @@ impl World {
         let gpus = Gpus::new(1);
         let process = gpus.process();
         for (name, spec) in [
-            ("cinch_move", "raw"),
-            ("cinch_raw_f32", "raw"),
-            ("cinch_coded_linear8_f32", "linear8"),
+            ("ncclDevKernel_cinch_move", "raw"),
+            ("ncclDevKernel_cinch_raw_f32", "raw"),
+            ("ncclDevKernel_cinch_coded_linear8_f32", "linear8"),
         ] {
             let codec = codec::build(spec.parse().unwrap(), Isa::Scalar).unwrap();
             gpus.kernel(name, size_of::<ScheduleArgs>(), move |launch| {
