@@ -1,14 +1,16 @@
-//! Compiles `kernels/entry/*.cu` into fat binaries that the library embeds.
+//! Compiles `kernels/entry/*.cu` into images that the library embeds: machine code and PTX.
 //!
-//! Each entry file becomes one fat binary by a compiler run of its own, so an edit of one file
-//! costs one run. Without nvcc the library supports host memory only; the build log, `cinch info`
-//! and the error of a call with GPU buffers report this. The README lists the variables ("Building
-//! with CUDA").
+//! Each entry file is compiled for each target by compiler runs of their own, so an edit of one
+//! file costs its runs alone. Images are compressed (LZMA): every library and the tool have a copy.
+//! Without nvcc the library supports host memory only; the build log, `cinch info` and the error of
+//! a call with GPU buffers report this. The README lists the variables ("Building with CUDA").
 
 #[path = "build/nvcc.rs"]
 mod nvcc;
+#[path = "build/pack.rs"]
+mod pack;
 
-use nvcc::{Nvcc, Target, default_targets, parse_archs};
+use nvcc::{Image, Nvcc, Target, default_targets, parse_archs};
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write as _;
@@ -18,9 +20,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The first version of nvcc with the option `-compress-mode`.
-const COMPRESSING_NVCC: (u32, u32) = (12, 8);
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -152,10 +151,6 @@ impl Tree {
     }
 }
 
-/// Source text of a 64-byte aligned array type. The driver reads 64-bit fields of the fat binary,
-/// so the binary must be aligned.
-const ALIGNED: &str = "#[repr(C, align(64))]\nstruct Aligned<const N: usize>([u8; N]);\n";
-
 struct Build {
     nvcc: Nvcc,
     targets: Vec<Target>,
@@ -167,23 +162,25 @@ struct Build {
 }
 
 impl Build {
-    /// Compiles changed files, as many in parallel as cargo allows, and writes the table of
-    /// kernels.
+    /// Compiles changed files for all targets, as many in parallel as cargo allows, and writes the
+    /// table of kernels.
     fn run(&self) -> Result<(), String> {
         let entries = self.tree.entries();
         let jobs = env::var("NUM_JOBS").map_or(1, |jobs| jobs.parse().unwrap_or(1));
-        // With fewer files than cores, nvcc compiles several architectures of a file in parallel.
-        let threads = (jobs / entries.len().max(1)).clamp(1, self.targets.len());
+        let targets = self.targets.iter();
+        let pairs: Vec<_> = targets
+            .flat_map(|target| entries.iter().map(move |name| (name, target)))
+            .collect();
         let next = AtomicUsize::new(0);
         let worker = || {
             let mut failures = Vec::new();
-            while let Some(name) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
-                failures.extend(self.entry(name, threads).err());
+            while let Some((name, target)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                failures.extend(self.entry(name, target).err());
             }
             failures
         };
         let failures: Vec<String> = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..jobs.clamp(1, entries.len().max(1)))
+            let workers: Vec<_> = (0..jobs.clamp(1, pairs.len().max(1)))
                 .map(|_| scope.spawn(worker))
                 .collect();
             workers
@@ -202,65 +199,98 @@ impl Build {
         let targets: Vec<_> = self.targets.iter().map(Target::names).collect();
         let mut table = String::new();
         for name in &entries {
-            let _ = writeln!(
-                table,
-                "    Fatbin {{ name: {name:?}, bytes: &Aligned(*include_bytes!(concat!(\
-                 env!(\"OUT_DIR\"), \"/{name}.fatbin\"))).0 }},"
-            );
+            let _ = writeln!(table, "    KernelFile {{ name: {name:?}, images: &[");
+            for image in self.targets.iter().flat_map(Target::images) {
+                let packed = packed_name(name, &image);
+                let path = out().join(&packed);
+                let bytes =
+                    fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                let _ = writeln!(
+                    table,
+                    "        KernelImage {{ target: {}, len: {}, packed: include_bytes!(concat!(\
+                     env!(\"OUT_DIR\"), \"/{packed}\")) }},",
+                    image.source(),
+                    pack::unpacked_len(&bytes)?
+                );
+            }
+            table.push_str("    ] },\n");
         }
         write_table(&format!(
             "/// Whether kernels were built.\npub const STATE: State = State::Built {{ nvcc: {:?}, \
-             archs: {:?} }};\n{ALIGNED}static FATBINS: &[Fatbin] = &[\n{table}];\n",
+             archs: {:?} }};\nstatic FILES: &[KernelFile] = &[\n{table}];\n",
             self.nvcc.version,
             targets.join(" ")
         ))
     }
 
-    /// Puts the fat binary of one entry file into `OUT_DIR`. It compiles only if the file, its
-    /// includes, the compiler or the flags changed.
-    fn entry(&self, name: &str, threads: usize) -> Result<(), String> {
+    /// Puts the images of one entry file for one target into `OUT_DIR`. It compiles only if the file,
+    /// its includes, the compiler or the flags changed.
+    fn entry(&self, name: &str, target: &Target) -> Result<(), String> {
         let flags = self.flags();
-        let stem = format!("{name}.{:016x}", hash((&flags, &self.nvcc.version)));
+        let images = target.images();
+        let key = hash((&flags, &self.nvcc.version, pack::FORMAT));
+        let stem = format!("{name}.{}.{key:016x}", target.names().replace(' ', "+"));
         let dependencies = self.cache.join(format!("{stem}.d"));
-        let cached =
-            |fingerprint: u64| self.cache.join(format!("{stem}.{fingerprint:016x}.fatbin"));
-        let wanted = out().join(format!("{name}.fatbin"));
+        let cached = |fingerprint: u64, image: &Image| {
+            let file = format!("{stem}.{fingerprint:016x}.{}.lzma", image.name());
+            self.cache.join(file)
+        };
+        let wanted = |image: &Image| out().join(packed_name(name, image));
+        let copied = |fingerprint: u64, image: &Image| {
+            fs::copy(cached(fingerprint, image), wanted(image)).is_ok()
+        };
         if let Ok(text) = fs::read_to_string(&dependencies)
             && let Some(fingerprint) = self.tree.fingerprint(&text)
-            && fs::copy(cached(fingerprint), &wanted).is_ok()
+            && images.iter().all(|image| copied(fingerprint, image))
         {
             return Ok(());
         }
 
-        let list = out().join(format!("{name}.d"));
-        let source = format!("kernels/entry/{name}.cu");
-        // Paths are relative to the package's root, so that line tables do not contain folders of
-        // the build machine.
-        let run = Command::new(&self.nvcc.path)
-            .current_dir(manifest())
-            .args(&flags)
-            .args(["-MD", "-MF"])
-            .arg(&list)
-            .arg(format!("-t{threads}"))
-            .args(["-fatbin", "-o"])
-            .args([wanted.as_os_str(), source.as_ref()])
-            .output()
-            .map_err(|error| format!("running {}: {error}", self.nvcc.path.display()))?;
-        if !run.status.success() {
-            return Err(format!(
-                "{source}: nvcc failed ({}); CINCH_CUDA=0 builds without kernels\n{}{}",
-                run.status,
-                String::from_utf8_lossy(&run.stdout),
-                String::from_utf8_lossy(&run.stderr)
-            ));
+        let entry = format!("kernels/entry/{name}.cu");
+        let context = |error: io::Error| format!("{entry}: keeping what was built: {error}");
+        let list = out().join(format!("{name}.{}.d", images[0].name()));
+        let mut source = PathBuf::from(&entry);
+        for (number, image) in images.iter().enumerate() {
+            let built = out().join(format!("{name}.{}", image.file_name()));
+            let mut command = Command::new(&self.nvcc.path);
+            // Paths are relative to the package's root, so that line tables do not contain folders
+            // of the build machine.
+            command.current_dir(manifest()).args(&flags);
+            command.args(image.flags());
+            if number == 0 {
+                command.args(["-MD", "-MF"]).arg(&list);
+            }
+            let run = command
+                .arg("-o")
+                .args([&built, &source])
+                .output()
+                .map_err(|error| format!("running {}: {error}", self.nvcc.path.display()))?;
+            if !run.status.success() {
+                return Err(format!(
+                    "{entry}: nvcc failed ({}); CINCH_CUDA=0 builds without kernels\n{}{}",
+                    run.status,
+                    String::from_utf8_lossy(&run.stdout),
+                    String::from_utf8_lossy(&run.stderr)
+                ));
+            }
+            let bytes = fs::read(&built).map_err(context)?;
+            let packed = pack::pack(&bytes, image.kind).map_err(context)?;
+            fs::write(wanted(image), packed).map_err(context)?;
+            if number > 0 {
+                let _ = fs::remove_file(&source);
+            }
+            // Machine code is compiled from the target's PTX, if there is any.
+            source = built;
         }
-        let context = |error: io::Error| format!("{source}: keeping what was built: {error}");
+        let _ = fs::remove_file(&source);
         let text = fs::read_to_string(&list).map_err(context)?;
         let Some(fingerprint) = self.tree.fingerprint(&text) else {
             return Ok(()); // A file is new: cargo runs this build script again.
         };
         self.forget(&stem);
-        put(&wanted, &cached(fingerprint)).map_err(context)?;
+        for image in &images {
+            put(&wanted(image), &cached(fingerprint, image)).map_err(context)?;
+        }
         put(&list, &dependencies).map_err(context)
     }
 
@@ -279,14 +309,10 @@ impl Build {
         if self.lines {
             flags.push("-lineinfo".into());
         }
-        if self.nvcc.number >= COMPRESSING_NVCC {
-            flags.push("-compress-mode=size".into());
-        }
-        flags.extend(self.targets.iter().map(Target::flag));
         flags
     }
 
-    /// Removes earlier results of the same entry file from the cache.
+    /// Removes earlier results of the same entry file and target from the cache.
     fn forget(&self, stem: &str) {
         for entry in fs::read_dir(&self.cache).into_iter().flatten().flatten() {
             let old = entry.file_name();
@@ -295,6 +321,11 @@ impl Build {
             }
         }
     }
+}
+
+/// Returns the name of a compressed image in `OUT_DIR`.
+fn packed_name(entry: &str, image: &Image) -> String {
+    format!("{entry}.{}.lzma", image.name())
 }
 
 /// Copies a file so that its name appears atomically, with complete contents.
@@ -321,7 +352,7 @@ fn cache_directory() -> PathBuf {
 fn host_only(why: &str) -> Result<(), String> {
     write_table(&format!(
         "/// Whether kernels were built.\npub const STATE: State = State::Missing {{ why: {why:?} }};\n\
-         static FATBINS: &[Fatbin] = &[];\n"
+         static FILES: &[KernelFile] = &[];\n"
     ))
 }
 

@@ -10,7 +10,7 @@ const OLDEST_NVCC: (u32, u32) = (12, 0);
 /// The lowest supported architecture: older ones have no bf16 arithmetic and no asynchronous copy.
 const LOWEST_ARCH: u32 = 80;
 
-/// A `-gencode` option: machine code of an architecture, its PTX, or both.
+/// An architecture to compile for: machine code, PTX, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     arch: String,
@@ -26,23 +26,87 @@ impl From<(&str, bool, bool)> for Target {
 }
 
 impl Target {
-    pub fn flag(&self) -> String {
-        let arch = &self.arch;
-        let kinds = match (self.code, self.ptx) {
-            (true, true) => format!("[sm_{arch},compute_{arch}]"),
-            (true, false) => format!("sm_{arch}"),
-            (false, _) => format!("compute_{arch}"),
+    /// Returns the images that the compiler makes for this target, PTX first: it is compiled to
+    /// the machine code.
+    pub fn images(&self) -> Vec<Image> {
+        let image = |kind| Image {
+            arch: self.arch.clone(),
+            kind,
         };
-        format!("-gencode=arch=compute_{arch},code={kinds}")
+        let mut images = Vec::new();
+        if self.ptx {
+            images.push(image(Kind::Ptx));
+        }
+        if self.code {
+            images.push(image(Kind::Code));
+        }
+        images
     }
 
+    /// Returns the names of the target's images, such as `sm_80 compute_80`.
     pub fn names(&self) -> String {
+        let names = self.images().into_iter().rev().map(|image| image.name());
+        names.collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Machine code: a cubin.
+    Code,
+    /// PTX, which the driver compiles.
+    Ptx,
+}
+
+/// One output of the compiler: code of one kind for one architecture.
+pub struct Image {
+    arch: String,
+    pub kind: Kind,
+}
+
+impl Image {
+    /// Returns the compiler's name of the image's target: `sm_90`, `compute_80`.
+    pub fn name(&self) -> String {
         let arch = &self.arch;
-        match (self.code, self.ptx) {
-            (true, true) => format!("sm_{arch} compute_{arch}"),
-            (true, false) => format!("sm_{arch}"),
-            (false, _) => format!("compute_{arch}"),
+        match self.kind {
+            Kind::Code => format!("sm_{arch}"),
+            Kind::Ptx => format!("compute_{arch}"),
         }
+    }
+
+    /// Returns the name of a file with this image. The compiler goes by its extension.
+    pub fn file_name(&self) -> String {
+        match self.kind {
+            Kind::Code => format!("{}.cubin", self.name()),
+            Kind::Ptx => format!("{}.ptx", self.name()),
+        }
+    }
+
+    /// Returns the compiler options that make this image.
+    pub fn flags(&self) -> [String; 2] {
+        let gencode = format!("-gencode=arch=compute_{},code={}", self.arch, self.name());
+        let kind = match self.kind {
+            Kind::Code => "-cubin",
+            Kind::Ptx => "-ptx",
+        };
+        [gencode, kind.into()]
+    }
+
+    /// Returns the Rust source of the image's `ImageTarget` in `src/gpu/kernels/image.rs`.
+    pub fn source(&self) -> String {
+        let digits = self.arch.trim_end_matches(['a', 'f']);
+        let number: u32 = digits.parse().unwrap_or(0);
+        let scope = match &self.arch[digits.len()..] {
+            "a" => "Exact",
+            "f" => "Family",
+            _ => "Newer",
+        };
+        format!(
+            "ImageTarget {{ kind: ImageKind::{:?}, capability: ({}, {}), scope: ImageScope::{scope} }}",
+            self.kind,
+            number / 10,
+            number % 10
+        )
     }
 }
 
@@ -107,7 +171,6 @@ pub fn parse_archs(text: &str) -> Result<Vec<Target>, String> {
 pub struct Nvcc {
     pub path: PathBuf,
     pub version: String,
-    pub number: (u32, u32),
     archs: Vec<String>,
 }
 
@@ -161,7 +224,6 @@ impl Nvcc {
         Ok(Nvcc {
             path: path.to_path_buf(),
             version: version.to_string(),
-            number,
             archs,
         })
     }

@@ -1,6 +1,10 @@
 //! Kernels that the build embedded in this library.
 
-use super::{Context, Module};
+mod image;
+
+pub use image::{ImageKind, ImageScope, ImageTarget, KernelImage, UnpackedImage, choose};
+
+use super::{Context, Device, Module};
 use crate::error::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::fmt;
@@ -34,18 +38,35 @@ impl fmt::Display for State {
 
 /// The compiled form of one file of `kernels/entry/`.
 #[derive(Clone, Copy, Debug)]
-pub struct Fatbin {
+pub struct KernelFile {
     /// Name of the file without its extension.
     pub name: &'static str,
-    /// The fat binary: code for several architectures.
-    pub bytes: &'static [u8],
+    /// Machine code and PTX of the build's targets.
+    pub images: &'static [KernelImage],
 }
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Returns all fat binaries in the order of their names; none if [`STATE`] is [`State::Missing`].
-pub fn fatbins() -> &'static [Fatbin] {
-    FATBINS
+/// Returns all compiled files in the order of their names; none if [`STATE`] is [`State::Missing`].
+pub fn files() -> &'static [KernelFile] {
+    FILES
+}
+
+/// Returns the image of `file` that a GPU runs. `archs` names the targets of the build.
+///
+/// # Errors
+/// Unsupported, with the GPU and the targets, if it can run none.
+fn image_for<'a>(file: &'a KernelFile, device: &Device, archs: &str) -> Result<&'a KernelImage> {
+    let (major, minor) = device.compute_capability;
+    choose(file.images, device.compute_capability).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{device} has compute capability {major}.{minor}, and this build of cinch has kernels for {archs} \
+                 only; CINCH_CUDA_ARCHS={major}{minor} builds them for it"
+            ),
+        )
+    })
 }
 
 /// Loaded modules, by the address of their context's handle and by name. Each [`Driver`](super::Driver) has
@@ -57,22 +78,26 @@ pub(super) struct Cache(Mutex<HashMap<(usize, &'static str), Weak<Module>>>);
 /// there.
 ///
 /// # Errors
-/// Unsupported, with the reason, if this build has no kernels; internal if there is no such file; the errors of
-/// [`Module::load`].
+/// Unsupported, with the reason, if this build has no kernels, or none for this GPU; internal if there is no
+/// such file; the errors of [`Module::load`].
 pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
-    if let State::Missing { why } = STATE {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "this build of cinch has no GPU kernels: {why}; see \"Building with CUDA\" in README.md"
-            ),
-        ));
-    }
-    let fatbin = fatbins()
+    let archs = match STATE {
+        State::Built { archs, .. } => archs,
+        State::Missing { why } => {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "this build of cinch has no GPU kernels: {why}; see \"Building with CUDA\" in \
+                     README.md"
+                ),
+            ));
+        }
+    };
+    let file = files()
         .iter()
-        .find(|fatbin| fatbin.name == name)
+        .find(|file| file.name == name)
         .ok_or_else(|| Error::internal(format!("no file kernels/entry/{name}.cu was built")))?;
-    let key = (context.handle().addr(), fatbin.name);
+    let key = (context.handle().addr(), file.name);
     let cache = || {
         // A panic of another thread cannot leave a partial change: each is one insertion or removal.
         let cache = &context.driver().modules.0;
@@ -83,7 +108,9 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
     }
     // The module is loaded without the lock, so that several GPUs load at the same time. Two threads that
     // load one module only lose time.
-    let module = Module::load(context, name, fatbin.bytes)?;
+    let image = image_for(file, context.device(), archs)?;
+    let unpacked = image.unpack().map_err(|error| error.context(name))?;
+    let module = Module::load(context, name, unpacked.bytes())?;
     let mut cache = cache();
     cache.retain(|_, module| module.strong_count() > 0);
     cache.insert(key, Arc::downgrade(&module));
@@ -93,6 +120,24 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::Driver;
+    use crate::sys::cuda::mock::MockMachine;
+    use std::ffi::CStr;
+
+    #[test]
+    fn gpu_without_image_is_named_with_targets_of_build() {
+        let driver = Driver::with(Box::new(MockMachine::new(1).process())).unwrap();
+        let file = KernelFile {
+            name: "probe",
+            images: &[],
+        };
+        let device = Device::at(&driver, 0).unwrap();
+        let error = image_for(&file, &device, "sm_100 compute_100").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for part in ["GPU 0 (Simulated GPU", "9.0", "sm_100 compute_100"] {
+            assert!(error.message().contains(part), "{error}");
+        }
+    }
 
     #[test]
     fn built_kernels_are_embedded() {
@@ -103,14 +148,30 @@ mod tests {
                     archs.contains("sm_") || archs.contains("compute_"),
                     "{archs}"
                 );
-                let probe = fatbins().iter().find(|fatbin| fatbin.name == "probe");
-                let bytes = probe.expect("kernels/entry/probe.cu").bytes;
-                // Every CUDA fat binary begins with this magic number.
-                assert_eq!(bytes[..4], 0xba55_ed50_u32.to_le_bytes());
-                assert!(bytes.as_ptr().addr().is_multiple_of(64));
+                for file in files() {
+                    let targets: Vec<String> = file
+                        .images
+                        .iter()
+                        .map(|image| image.target.to_string())
+                        .collect();
+                    let mut wanted: Vec<&str> = archs.split(' ').collect();
+                    wanted.sort_by_key(|name| targets.iter().position(|target| target == name));
+                    assert_eq!(targets, wanted, "{}", file.name);
+                    for image in file.images {
+                        let unpacked = image.unpack().unwrap();
+                        match image.target.kind {
+                            ImageKind::Code => assert!(unpacked.bytes().starts_with(b"\x7fELF")),
+                            ImageKind::Ptx => {
+                                let text = CStr::from_bytes_with_nul(unpacked.bytes()).unwrap();
+                                assert!(text.to_str().unwrap().contains(".entry"));
+                            }
+                        }
+                    }
+                }
+                assert!(files().iter().any(|file| file.name == "probe"));
             }
             State::Missing { why } => {
-                assert!(fatbins().is_empty() && !why.is_empty());
+                assert!(files().is_empty() && !why.is_empty());
             }
         }
     }

@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// Largest number of bytes of a kernel's parameter.
 pub const MAX_ARGUMENT_BYTES: usize = 4096;
 
+/// First bytes of a cubin, which is an ELF file.
+const ELF_MAGIC: &[u8] = b"\x7fELF";
+
 /// Oldest PTX version of kernels that wait for earlier work of their stream, as a programmatic launch
 /// requires.
 const PROGRAMMATIC_PTX_VERSION: u32 = 90;
@@ -54,22 +57,28 @@ pub struct Module {
 }
 
 impl Module {
-    /// Loads all kernels of a fat binary.
+    /// Loads all kernels of an image: a cubin, or PTX with a null byte at its end.
     ///
     /// Otherwise the driver loads a kernel at its first launch, after all other kernels have ended. It waits
     /// forever if a running kernel waits for that launch.
     ///
     /// # Errors
-    /// Unsupported, with the GPU, if the binary has no code for it; the driver's errors, with its compiler's
-    /// output.
+    /// Internal if the image is neither; unsupported, with the GPU, if the image is not for it; the driver's
+    /// errors, with its compiler's output.
     pub fn load(context: &Arc<Context>, name: &str, image: &[u8]) -> Result<Arc<Module>> {
+        if !image.starts_with(ELF_MAGIC) && image.last() != Some(&0) {
+            return Err(Error::internal(format!(
+                "kernels {name} are neither a cubin nor PTX that ends with a null byte"
+            )));
+        }
         let _bound = context.bind()?;
         let driver = context.driver();
         let mut log = [0u8; 2048];
         let (mut names, mut values) = log_options(&mut log);
         let mut handle: CUmodule = std::ptr::null_mut();
-        // SAFETY: the image is a fat binary, which contains its own length. The options describe `log`, which
-        // outlives the call.
+        // SAFETY: the image is PTX, whose null byte the check above found, or a cubin, whose ELF header and
+        // section table state its length; `KernelImage::unpack` refuses a cubin of another length than the
+        // compiler's. The options describe `log`, which outlives the call.
         let result = unsafe {
             driver.api().cuModuleLoadDataEx(
                 &mut handle,

@@ -10,8 +10,10 @@ use crate::gpu::abi::{
 };
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
+use crate::sys::process::block_signals;
 use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Prefix of the names of all kernels that take part in collectives (`CINCH_KERNEL_NAME` in
@@ -32,8 +34,7 @@ pub struct BlockShape {
 /// Threads of a schedule kernel's block that move no data. A fused kernel has none.
 const CONTROL_THREADS: u32 = 96;
 
-/// Returns the block size of a kernel. The kernel's thread limit shows which of the fat binary's code the
-/// driver selected.
+/// Returns the block size of a kernel. The kernel's thread limit shows for which GPUs its code was compiled.
 pub fn shape(function: &Function) -> BlockShape {
     let does = function.name().strip_prefix(KERNEL_PREFIX);
     let does = does.unwrap_or_default();
@@ -72,6 +73,53 @@ fn serves_collectives(entry: &str) -> bool {
     entry == "move" || begins.iter().any(|begin| entry.starts_with(begin))
 }
 
+/// Most threads that load modules. Unpacking takes a processor, and so does the driver's compiler for PTX.
+const LOADERS: usize = 4;
+
+/// Loads the modules that serve collectives.
+///
+/// # Errors
+/// The errors of [`kernels::load`], of the first module that a thread could not load.
+fn load_modules(context: &Arc<Context>) -> Result<Vec<Arc<Module>>> {
+    // The first module is loaded by name, because `kernels::load` fails with the cause if the build has no
+    // kernels.
+    let mut modules = vec![kernels::load(context, "move")?];
+    let files = kernels::files().iter().map(|file| file.name);
+    let names: Vec<&str> = files
+        .filter(|name| *name != "move" && serves_collectives(name))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let loader = || -> Result<Vec<Arc<Module>>> {
+        let mut loaded = Vec::new();
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            loaded.push(kernels::load(context, name)?);
+        }
+        Ok(loaded)
+    };
+    std::thread::scope(|scope| {
+        // If the system refuses a thread, the others load its modules.
+        let threads: Vec<_> = (1..LOADERS.min(names.len()))
+            .filter_map(|_| {
+                let thread = std::thread::Builder::new().name("cinch-load".into());
+                let body = || {
+                    block_signals();
+                    loader()
+                };
+                thread.spawn_scoped(scope, body).ok()
+            })
+            .collect();
+        modules.extend(loader()?);
+        for thread in threads {
+            modules.extend(
+                thread
+                    .join()
+                    .map_err(|_| Error::internal("a loading thread panicked"))??,
+            );
+        }
+        Ok(modules)
+    })
+}
+
 /// Kernels that are loaded on one GPU.
 #[derive(Debug)]
 pub struct Kernels {
@@ -96,14 +144,7 @@ impl Kernels {
         if let Some(known) = loaded.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(known);
         }
-        // This module is loaded by name, because `kernels::load` fails with the cause if the build
-        // has no kernels.
-        let mut modules = vec![kernels::load(context, "move")?];
-        for fatbin in kernels::fatbins() {
-            if fatbin.name != "move" && serves_collectives(fatbin.name) {
-                modules.push(kernels::load(context, fatbin.name)?);
-            }
-        }
+        let modules = load_modules(context)?;
         let found = Arc::new(Kernels::find_in(context, &modules)?);
         loaded.push(Arc::downgrade(&found));
         Ok(found)
@@ -306,6 +347,7 @@ fn names() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::kernels::{ImageKind, State};
     use std::fs;
 
     /// Returns the names of the element types in a list of `kernels/dtype/element.cuh`.
@@ -390,6 +432,51 @@ mod tests {
                     "{entry}.cu: {declaration}"
                 );
             }
+        }
+    }
+
+    /// Returns the names of the kernels in machine code or PTX.
+    fn kernels_in(kind: ImageKind, code: &[u8]) -> BTreeSet<String> {
+        // A cubin has a section with the parameters of each kernel, and of nothing else.
+        let (begin, end) = match kind {
+            ImageKind::Code => (".nv.constant0.", '\0'),
+            ImageKind::Ptx => (".entry ", '('),
+        };
+        let text = String::from_utf8_lossy(code);
+        let names = text.split(begin).skip(1);
+        names
+            .map(|rest| rest.split(end).next().unwrap().into())
+            .collect()
+    }
+
+    #[test]
+    fn built_kernels_have_exactly_these_names() {
+        let wanted: BTreeSet<String> = names().into_iter().collect();
+        let mut found: HashMap<String, BTreeSet<String>> = HashMap::new();
+        for file in kernels::files() {
+            for image in file.images {
+                let code = image.unpack().unwrap();
+                let names = kernels_in(image.target.kind, code.bytes());
+                assert!(!names.is_empty(), "{}: {image:?}", file.name);
+                if serves_collectives(file.name) {
+                    let target = image.target.to_string();
+                    found.entry(target).or_default().extend(names);
+                } else {
+                    let mut names = names.iter();
+                    assert!(
+                        names.all(|name| !name.starts_with(KERNEL_PREFIX)),
+                        "{}",
+                        file.name
+                    );
+                }
+            }
+        }
+        assert_eq!(
+            found.is_empty(),
+            matches!(kernels::STATE, State::Missing { .. })
+        );
+        for (target, found) in found {
+            assert_eq!(found, wanted, "{target}");
         }
     }
 

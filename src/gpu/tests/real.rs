@@ -2,8 +2,10 @@
 //! and passes.
 
 use super::*;
+use crate::gpu::kernels::{ImageKind, KernelImage};
 use crate::gpu::probe::{Probe, check_peer, probe_word};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Returns the GPUs, or none after printing the reason. The lock makes tests use them one after the other: a
 /// test that waits for a whole GPU would invalidate another test's capture.
@@ -70,6 +72,39 @@ fn embedded_kernels_run_on_gpus() {
             probe.copy_speed(memory.address() + half, memory.address(), half, 64, 10)
         };
         println!("{device}: copies {:.1} GB/s", speed.unwrap() / 1e9);
+    }
+}
+
+/// Every file of `kernels/entry/` loads from the image that the library chooses, and from the PTX that newer GPUs
+/// get. The driver compiles the latter.
+#[test]
+fn chosen_images_and_ptx_load_on_gpus() {
+    let (_lock, devices) = devices();
+    for device in devices {
+        let context = Context::primary(&device).unwrap();
+        for file in kernels::files() {
+            let chosen = kernels::choose(file.images, device.compute_capability);
+            let Some(chosen) = chosen else {
+                let error = kernels::load(&context, file.name).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                println!("{}: {error}", file.name);
+                continue;
+            };
+            let is_ptx = |image: &&KernelImage| {
+                image.target.kind == ImageKind::Ptx
+                    && image.target.runs_on(device.compute_capability)
+            };
+            for image in [chosen]
+                .into_iter()
+                .chain(file.images.iter().filter(is_ptx))
+            {
+                let unpacked = image.unpack().unwrap();
+                let begin = Instant::now();
+                Module::load(&context, file.name, unpacked.bytes()).unwrap();
+                let took = begin.elapsed();
+                println!("{device}: {} for {}: {took:.1?}", file.name, image.target);
+            }
+        }
     }
 }
 

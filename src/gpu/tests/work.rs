@@ -139,6 +139,18 @@ fn invalid_launch_reports_reason() {
 }
 
 #[test]
+fn module_load_of_neither_cubin_nor_ptx_is_refused() {
+    let work = work(1);
+    let calls = work.process.calls("cuModuleLoadDataEx");
+    for image in [&b""[..], b".version 9.0", b"\x50\xed\x55\xba"] {
+        let error = Module::load(&work.context, "test", image).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal, "{error}");
+    }
+    assert_eq!(work.process.calls("cuModuleLoadDataEx"), calls);
+    Module::load(&work.context, "test", b"\x7fELF").unwrap();
+}
+
+#[test]
 fn module_load_loads_all_kernels() {
     let work = work(1);
     let loaded = work.process.calls("cuFuncLoad");
@@ -157,6 +169,12 @@ fn embedded_module_is_loaded_once_per_gpu() {
         let error = kernels::load(&one, "probe").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains(why), "{error}");
+        return;
+    }
+    let mut images = kernels::files().iter().flat_map(|file| file.images);
+    if !images.any(|image| image.target.runs_on(one.device().compute_capability)) {
+        let error = kernels::load(&one, "probe").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
         return;
     }
     let held = kernels::load(&one, "probe").unwrap();
