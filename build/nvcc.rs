@@ -58,7 +58,7 @@ pub enum Kind {
     Ptx,
 }
 
-/// One output of the compiler: code of one kind for one architecture.
+/// An output of the compiler: code of one kind for one architecture.
 pub struct Image {
     arch: String,
     pub kind: Kind,

@@ -90,6 +90,44 @@ static void weight_precision(void) {
     FAILS(cinch_awp_update(&awp, -1.0, NULL), CINCH_ERROR_INVALID_ARGUMENT, "L2 norm of -1");
 }
 
+/* Statistics as a call on a GPU would write them; a call on host memory refuses to. */
+static void verdicts(cinch_loss_scaler_t *scaler) {
+    cinch_statistics_t all[2];
+    cinch_call_t call;
+    int apply = -1;
+    memset(all, 0, sizeof all);
+    FAILS(cinch_loss_scaler_step(scaler, all, 2, &apply), CINCH_ERROR_INVALID_ARGUMENT, "statistics 0 of 2");
+    FAILS(cinch_loss_scaler_step(scaler, all, 0, &apply), CINCH_ERROR_INVALID_ARGUMENT, "without statistics");
+    FAILS(cinch_loss_scaler_step(scaler, NULL, 1, &apply), CINCH_ERROR_INVALID_ARGUMENT, "NULL");
+    all[0].known = all[1].known = CINCH_VERDICT_NON_FINITE;
+    OK(cinch_loss_scaler_step(scaler, all, 2, &apply));
+    CHECK(apply == 1);
+    all[1].verdict = CINCH_VERDICT_NON_FINITE;
+    OK(cinch_loss_scaler_step(scaler, all, 2, &apply));
+    CHECK(apply == 0);
+
+    all[0].non_finite = 3;
+    all[0].sum_squares = 25;
+    all[0].abs_max = 4;
+    OK(cinch_report_default(&report));
+    OK(cinch_report_add_statistics(&report, all));
+    CHECK((report.valid & CINCH_REPORT_INPUT) != 0 && report.non_finite == 3);
+    CHECK(report.l2_norm == 5 && report.abs_max == 4);
+    FAILS(cinch_report_add_statistics(NULL, all), CINCH_ERROR_INVALID_ARGUMENT, "report");
+    OK(cinch_statistics_read(comm, all, 1, NULL, all + 1));
+    CHECK(all[1].non_finite == 3);
+
+    OK(cinch_call_default(&call));
+    call.comm = comm;
+    call.collective = CINCH_ALL_REDUCE;
+    call.sendbuf = input;
+    call.recvbuf = output;
+    call.count = COUNT;
+    call.dtype = CINCH_F32;
+    call.statistics = all;
+    FAILS(cinch_call(&call, NULL), CINCH_ERROR_UNSUPPORTED, "call.statistics");
+}
+
 static void loss_scale(void) {
     cinch_loss_scaler_t scaler;
     uint64_t found;
@@ -113,6 +151,7 @@ static void loss_scale(void) {
     OK(cinch_loss_scaler_update(&scaler, 0, &apply));
     CHECK(apply == 1 && scaler.scale == 65536.0 && scaler.skipped == 1);
     FAILS(cinch_loss_scaler_update(&scaler, 0, NULL), CINCH_ERROR_INVALID_ARGUMENT, "apply");
+    verdicts(&scaler);
     FAILS(cinch_count_non_finite(NULL, 1, CINCH_F32, &found), CINCH_ERROR_INVALID_ARGUMENT, "data");
 }
 

@@ -87,7 +87,8 @@
  * Bit of `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were measured.
  *
  * They are measured when a codec encodes this rank's input on the host. Otherwise they are 0 and mean
- * nothing: for codec raw, for a rank without input, and for calls on GPUs.
+ * nothing: for codec raw, for a rank without input, and for calls on GPUs, unless
+ * `cinch_report_add_statistics` has set them.
  */
 #define CINCH_REPORT_INPUT 1
 
@@ -96,6 +97,11 @@
  * memory.
  */
 #define CINCH_REPORT_RESIDUAL 2
+
+/**
+ * Bit of `cinch_statistics_t.verdict`: at least one element of this rank's output is NaN or infinite.
+ */
+#define CINCH_VERDICT_NON_FINITE 1
 
 /**
  * Length of `cinch_comm_stats_t.exact_calls`, which counts calls without compression by reason.
@@ -686,6 +692,48 @@ typedef struct {
 } cinch_report_t;
 
 /**
+ * Statistics of one call: of this rank's contribution, and of this rank's output. The contribution is the
+ * input, or for a created operator its products.
+ *
+ * A call writes the whole struct (`cinch_call_t.statistics`). Zeros mean that no call has; other contents of memory
+ * that no call has written are not detected. The size of the struct never changes: new fields take the place of
+ * reserved ones.
+ */
+typedef struct {
+    /**
+     * Number of finite elements of the contribution beyond the codec's largest number, which saturate. In an
+     * average the codec encodes the contribution times a power of two.
+     */
+    uint64_t saturated;
+    /**
+     * Number of NaN and infinite elements of the contribution.
+     */
+    uint64_t non_finite;
+    /**
+     * Sum of squares of the finite elements of the contribution, the square of their L2 norm. About six
+     * digits are right; infinite, or 0 beside a larger `abs_max`, where squares of f64 leave the range of f64.
+     */
+    double sum_squares;
+    /**
+     * Largest magnitude of the finite elements of the contribution.
+     */
+    double abs_max;
+    /**
+     * Verdict of the output: `CINCH_VERDICT_NON_FINITE`, or 0. An all_reduce gives all ranks the same
+     * verdict, since it gives them the same output.
+     */
+    uint32_t verdict;
+    /**
+     * Bits of `verdict` that were taken.
+     */
+    uint32_t known;
+    /**
+     * Reserved; a call sets them to 0.
+     */
+    uint32_t reserved[6];
+} cinch_statistics_t;
+
+/**
  * Counts since the communicator was created, on this rank. A captured call counts once, when the
  * stream records it.
  *
@@ -814,6 +862,13 @@ typedef struct {
      * have run once before with the same id.
      */
     uint64_t feedback;
+    /**
+     * Statistics that a collective on a GPU writes; NULL = none. For types of floats, with and without a codec. They
+     * are in memory of the GPU or in pinned host memory, aligned to 8 bytes, apart from the call's buffers, and are
+     * complete when the call has ended in its stream; a graph writes them again at each launch.
+     * `cinch_statistics_read` reads them. On host memory `cinch_report_t` has the same numbers.
+     */
+    cinch_statistics_t *statistics;
 } cinch_call_t;
 
 /**
@@ -1299,6 +1354,28 @@ cinch_result_t cinch_op_destroy(cinch_comm_t *comm,
 cinch_result_t cinch_report_init(cinch_report_t *report, size_t size, uint32_t version);
 
 /**
+ * Copies `count` statistics, which calls of `comm` have written in one array at `statistics`, to `copies` in host
+ * memory. First waits until the work that is queued on `stream` has ended.
+ *
+ * `CINCH_ERROR_INVALID_USAGE` on a communicator of host memory, or while `stream` is captured.
+ */
+cinch_result_t cinch_statistics_read(cinch_comm_t *comm,
+                                     const cinch_statistics_t *statistics,
+                                     size_t count,
+                                     void *stream,
+                                     cinch_statistics_t *copies);
+
+/**
+ * Sets the fields `saturated`, `non_finite`, `abs_max` and `l2_norm` of a report, and the bit
+ * `CINCH_REPORT_INPUT` of its field `valid`, to statistics in host memory. A call on a GPU cannot report
+ * them itself, because it returns before it runs.
+ *
+ * `CINCH_ERROR_INVALID_ARGUMENT` if no call has written the statistics.
+ */
+cinch_result_t cinch_report_add_statistics(cinch_report_t *report,
+                                           const cinch_statistics_t *statistics);
+
+/**
  * Initialises `*stats` with zeros.
  *
  * C programs use `cinch_comm_stats_default(&stats)`, which passes `sizeof(cinch_comm_stats_t)` and
@@ -1597,19 +1674,35 @@ cinch_result_t cinch_loss_scaler_init(cinch_loss_scaler_t *scaler,
  * the next step in `scaler->scale`.
  *
  * Codecs carry non-finite values to every rank, so all ranks find the same in their output. Pass the
- * result of `cinch_count_non_finite` for the output; the report describes this rank's input only.
+ * result of `cinch_count_non_finite` for the output; the report describes this rank's input only. On GPUs
+ * `cinch_loss_scaler_step` takes the verdicts of the calls.
  *
  * Finite sums saturate instead of overflowing with cast16, cast_bf16, static8, mantissa8, trunc8,
  * threshold2 and `tensor=K`. With these codecs the ranks must also sum `saturated` of their reports,
- * and skip the step unless it is 0. Reports of calls on GPUs lack this field.
+ * and skip the step unless it is 0. Calls on GPUs count it in `cinch_statistics_t`.
  */
 cinch_result_t cinch_loss_scaler_update(cinch_loss_scaler_t *scaler,
                                         int non_finite,
                                         int *apply);
 
 /**
+ * Updates `*scaler` after a step as `cinch_loss_scaler_update` does, by the verdicts of the step's calls: it is
+ * to be skipped if any of `count` statistics has `CINCH_VERDICT_NON_FINITE`. They are in host memory; see
+ * `cinch_statistics_read`. All ranks decide alike if the calls are all_reduces.
+ *
+ * With the codecs by which finite sums saturate (see `cinch_loss_scaler_update`), the ranks must also sum
+ * `saturated`, and skip the step unless it is 0: the verdict does not count it.
+ *
+ * `CINCH_ERROR_INVALID_ARGUMENT` if `count` is 0, or if no call has written one of the statistics.
+ */
+cinch_result_t cinch_loss_scaler_step(cinch_loss_scaler_t *scaler,
+                                      const cinch_statistics_t *statistics,
+                                      size_t count,
+                                      int *apply);
+
+/**
  * Stores the number of NaN and infinite values among `count` elements of `dtype` in host memory in
- * `*found`.
+ * `*found`. On GPUs the call that writes the elements takes the verdict (`cinch_call_t.statistics`).
  */
 cinch_result_t cinch_count_non_finite(const void *data,
                                       size_t count,

@@ -22,6 +22,7 @@ CINCH_VERSION_PATCH = 0
 CINCH_SPLIT_NO_COLOR = -1
 CINCH_REPORT_INPUT = 1
 CINCH_REPORT_RESIDUAL = 2
+CINCH_VERDICT_NON_FINITE = 1
 CINCH_EXACT_REASONS = 16
 CINCH_EXACT_NOT_ASKED = 0
 CINCH_EXACT_OFF = 1
@@ -161,6 +162,18 @@ class cinch_report_t(ctypes.Structure):
     ]
 
 
+class cinch_statistics_t(ctypes.Structure):
+    _fields_ = [
+        ("saturated", c_uint64),
+        ("non_finite", c_uint64),
+        ("sum_squares", c_double),
+        ("abs_max", c_double),
+        ("verdict", c_uint32),
+        ("known", c_uint32),
+        ("reserved", c_uint32 * 6),
+    ]
+
+
 class cinch_comm_stats_t(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -195,6 +208,7 @@ class cinch_call_t(ctypes.Structure):
         ("tensor", c_uint64),
         ("stream", c_void_p),
         ("feedback", c_uint64),
+        ("statistics", POINTER(cinch_statistics_t)),
     ]
 
 
@@ -269,6 +283,8 @@ FUNCTIONS = {
     "cinch_op_create_premulsum": (c_uint32, [c_void_p, c_void_p, c_uint32, POINTER(c_uint32)]),
     "cinch_op_destroy": (c_uint32, [c_void_p, c_uint32]),
     "cinch_report_init": (c_uint32, [POINTER(cinch_report_t), c_size_t, c_uint32]),
+    "cinch_statistics_read": (c_uint32, [c_void_p, POINTER(cinch_statistics_t), c_size_t, c_void_p, POINTER(cinch_statistics_t)]),
+    "cinch_report_add_statistics": (c_uint32, [POINTER(cinch_report_t), POINTER(cinch_statistics_t)]),
     "cinch_comm_stats_init": (c_uint32, [POINTER(cinch_comm_stats_t), c_size_t, c_uint32]),
     "cinch_comm_stats": (c_uint32, [c_void_p, POINTER(cinch_comm_stats_t)]),
     "cinch_comm_metrics": (c_uint32, [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)]),
@@ -296,5 +312,6 @@ FUNCTIONS = {
     "cinch_awp_update": (c_uint32, [POINTER(cinch_awp_t), c_double, POINTER(c_char_p)]),
     "cinch_loss_scaler_init": (c_uint32, [POINTER(cinch_loss_scaler_t), c_size_t, c_uint32]),
     "cinch_loss_scaler_update": (c_uint32, [POINTER(cinch_loss_scaler_t), c_int, POINTER(c_int)]),
+    "cinch_loss_scaler_step": (c_uint32, [POINTER(cinch_loss_scaler_t), POINTER(cinch_statistics_t), c_size_t, POINTER(c_int)]),
     "cinch_count_non_finite": (c_uint32, [c_void_p, c_size_t, c_uint32, POINTER(c_uint64)]),
 }

@@ -4,13 +4,15 @@
 
 use super::core::arguments::{check_out, store};
 use super::error::cinch_result_t;
+use super::statistics::{self, cinch_statistics_t};
 use super::types::{ARGUMENT_NAMES, dtype_number};
 use super::versioned;
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::reduce;
 use crate::training::{
-    Awp, AwpConfig, AwpState, LossScaler, LossScalerConfig, LossScalerState, count_non_finite,
+    Awp, AwpConfig, AwpState, LossScaler, LossScalerConfig, LossScalerState, Verdict,
+    count_non_finite,
 };
 use crate::types::DType;
 use std::ffi::{c_char, c_int, c_void};
@@ -183,11 +185,12 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
 /// the next step in `scaler->scale`.
 ///
 /// Codecs carry non-finite values to every rank, so all ranks find the same in their output. Pass the
-/// result of `cinch_count_non_finite` for the output; the report describes this rank's input only.
+/// result of `cinch_count_non_finite` for the output; the report describes this rank's input only. On GPUs
+/// `cinch_loss_scaler_step` takes the verdicts of the calls.
 ///
 /// Finite sums saturate instead of overflowing with cast16, cast_bf16, static8, mantissa8, trunc8,
 /// threshold2 and `tensor=K`. With these codecs the ranks must also sum `saturated` of their reports,
-/// and skip the step unless it is 0. Reports of calls on GPUs lack this field.
+/// and skip the step unless it is 0. Calls on GPUs count it in `cinch_statistics_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_loss_scaler_update(
     scaler: *mut cinch_loss_scaler_t,
@@ -196,26 +199,61 @@ pub unsafe extern "C" fn cinch_loss_scaler_update(
 ) -> cinch_result_t {
     guard!("cinch_loss_scaler_update", {
         check_out("apply", apply)?;
-        // SAFETY: cinch.h requires of the program that `scaler` is NULL or a readable struct.
-        let mut fields = unsafe { versioned::read(scaler) }?;
-        let mut running = scaler_of(&fields)?;
-        let verdict = running.update(non_finite != 0);
-        let state = running.state();
-        fields.scale = state.scale;
-        fields.clean = state.clean;
-        fields.skipped = state.skipped;
-        fields.rescale = verdict.rescale;
-        // SAFETY: `read` checked the struct, and cinch.h requires of the program that it is
-        // writable.
-        unsafe { versioned::fill(scaler, &fields) };
-        // SAFETY: cinch.h requires of the program that `apply` is NULL or writable; `store` refuses
-        // NULL.
-        unsafe { store("apply", apply, verdict.apply.into()) }
+        // SAFETY: cinch.h requires of the program that both are NULL, or a valid struct and writable.
+        unsafe { update(scaler, apply, |running| Ok(running.update(non_finite != 0))) }
+    })
+}
+
+/// Updates the program's scaler by `decide`, and stores whether to apply the step.
+///
+/// # Safety
+/// `scaler` is NULL or a valid struct, and `apply` NULL or writable.
+unsafe fn update(
+    scaler: *mut cinch_loss_scaler_t,
+    apply: *mut c_int,
+    decide: impl FnOnce(&mut LossScaler) -> Result<Verdict>,
+) -> Result<()> {
+    // SAFETY: the caller passes `scaler` as NULL or a readable struct.
+    let mut fields = unsafe { versioned::read(scaler) }?;
+    let mut running = scaler_of(&fields)?;
+    let verdict = decide(&mut running)?;
+    let state = running.state();
+    fields.scale = state.scale;
+    fields.clean = state.clean;
+    fields.skipped = state.skipped;
+    fields.rescale = verdict.rescale;
+    // SAFETY: `read` checked the struct, which the caller passes as writable.
+    unsafe { versioned::fill(scaler, &fields) };
+    // SAFETY: the caller passes `apply` as NULL or writable; `store` refuses NULL.
+    unsafe { store("apply", apply, verdict.apply.into()) }
+}
+
+/// Updates `*scaler` after a step as `cinch_loss_scaler_update` does, by the verdicts of the step's calls: it is
+/// to be skipped if any of `count` statistics has `CINCH_VERDICT_NON_FINITE`. They are in host memory; see
+/// `cinch_statistics_read`. All ranks decide alike if the calls are all_reduces.
+///
+/// With the codecs by which finite sums saturate (see `cinch_loss_scaler_update`), the ranks must also sum
+/// `saturated`, and skip the step unless it is 0: the verdict does not count it.
+///
+/// `CINCH_ERROR_INVALID_ARGUMENT` if `count` is 0, or if no call has written one of the statistics.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_loss_scaler_step(
+    scaler: *mut cinch_loss_scaler_t,
+    statistics: *const cinch_statistics_t,
+    count: usize,
+    apply: *mut c_int,
+) -> cinch_result_t {
+    guard!("cinch_loss_scaler_step", {
+        check_out("apply", apply)?;
+        // SAFETY: cinch.h requires of the program that `statistics` is NULL or has `count` elements.
+        let statistics = unsafe { statistics::read(statistics, count) }?;
+        // SAFETY: cinch.h requires of the program that both are NULL, or a valid struct and writable.
+        unsafe { update(scaler, apply, |running| running.step(&statistics)) }
     })
 }
 
 /// Stores the number of NaN and infinite values among `count` elements of `dtype` in host memory in
-/// `*found`.
+/// `*found`. On GPUs the call that writes the elements takes the verdict (`cinch_call_t.statistics`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_count_non_finite(
     data: *const c_void,

@@ -1,10 +1,11 @@
 //! The function `cinch_call`, which takes options (codec, algorithm, tensor) and returns a report.
 
-use super::collectives;
+use super::collectives::{self, CallOutputs};
 use super::core::collective_request::CollectiveRequest;
 use super::error::cinch_result_t;
 use super::handle::{CommEntry, cinch_comm_t};
 use super::report::{ReportTarget, cinch_report_t};
+use super::statistics::{self, cinch_statistics_t};
 use super::text;
 use super::types::{self, NumberedSetting, algorithm_number, collective_number};
 use super::types::{dtype_number, op_number};
@@ -62,9 +63,14 @@ pub struct cinch_call_t {
     /// On a GPU the residuals take 8 bytes of device memory per input element; a captured call must
     /// have run once before with the same id.
     pub feedback: u64,
+    /// Statistics that a collective on a GPU writes; NULL = none. For types of floats, with and without a codec. They
+    /// are in memory of the GPU or in pinned host memory, aligned to 8 bytes, apart from the call's buffers, and are
+    /// complete when the call has ended in its stream; a graph writes them again at each launch.
+    /// `cinch_statistics_read` reads them. On host memory `cinch_report_t` has the same numbers.
+    pub statistics: *mut cinch_statistics_t,
 }
 
-cinch_struct!(cinch_call_t, magic 0xC1C4_0CA1, first 88, now 104);
+cinch_struct!(cinch_call_t, magic 0xC1C4_0CA1, first 88, now 112);
 
 /// Initialises `*call` with zeros: an all_reduce (sum) of 0 elements of `CINCH_I8`.
 ///
@@ -102,9 +108,13 @@ pub unsafe extern "C" fn cinch_call(
 unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Result<()> {
     // SAFETY: the caller passes both as NULL or structs for the size that they give.
     let (call, target) = unsafe { (versioned::read(call)?, ReportTarget::new(report)?) };
+    let outputs = CallOutputs {
+        report: target,
+        statistics: call.statistics,
+    };
     let (request, options) = (request_of(&call)?, options_of(&call)?);
     // SAFETY: the caller passes buffers and a stream that are valid for the call until it has run.
-    unsafe { collectives::submit(call.comm, &request, |made| options.set(made), target) }
+    unsafe { collectives::submit(call.comm, &request, |made| options.set(made), outputs) }
 }
 
 /// Returns the communicator, the call and its buffers in host memory.
@@ -125,6 +135,7 @@ pub(super) unsafe fn bind(
     let (entry, mut made, buffers) = unsafe { collectives::bind(call.comm, &request)? };
     options.set(&mut made);
     match buffers {
+        Buffers::Host(_) if !call.statistics.is_null() => Err(statistics::refused_on_host()),
         Buffers::Host(buffers) => Ok((entry, made, buffers)),
         Buffers::Gpu(_) => Err(Error::invalid_usage(
             "calls on a GPU are queued on a stream and return at once: use cinch_call and an event",

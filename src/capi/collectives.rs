@@ -9,10 +9,11 @@ use super::error::cinch_result_t;
 use super::group;
 use super::handle::{self, CommEntry, cinch_comm_t};
 use super::report::ReportTarget;
+use super::statistics::{self, cinch_statistics_t};
 use super::types::cinch_collective_t::*;
 use super::types::{self, ARGUMENT_NAMES, collective_number, dtype_number, op_number};
 use crate::comm::Call;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::mem::Buffers;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ macro_rules! collective {
         };
         // SAFETY: cinch.h requires of the program that buffers and stream stay valid until the call
         // has run.
-        unsafe { submit($comm, &request, |_| {}, ReportTarget::NONE) }
+        unsafe { submit($comm, &request, |_| {}, CallOutputs::NONE) }
     }};
 }
 
@@ -204,20 +205,52 @@ pub unsafe extern "C" fn cinch_recv(
 
 /// Checks the call on `comm`, and runs it or records it in this thread's open group.
 ///
-/// `set_options` sets codec and algorithm of the call; `target` receives the call's report.
+/// `set_options` sets codec and algorithm of the call.
 ///
 /// # Safety
-/// See [`CollectiveRequest::bind`].
+/// See [`CollectiveRequest::bind`]; statistics are NULL or stay writable until the call has run.
 pub(super) unsafe fn submit(
     comm: *const cinch_comm_t,
     request: &CollectiveRequest,
     set_options: impl FnOnce(&mut Call),
-    target: ReportTarget,
+    outputs: CallOutputs,
 ) -> Result<()> {
     // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
     let (entry, mut call, buffers) = unsafe { bind(comm, request)? };
     set_options(&mut call);
-    group::submit(&entry.comm, &call, buffers, target)
+    // SAFETY: the caller passes statistics that are NULL or stay writable until the call has run.
+    let buffers = unsafe { outputs.with_statistics(buffers)? };
+    group::submit(&entry.comm, &call, buffers, outputs.report)
+}
+
+/// Places that a call writes beside its output.
+pub(super) struct CallOutputs {
+    pub report: ReportTarget,
+    /// Statistics of the call; NULL for none.
+    pub statistics: *mut cinch_statistics_t,
+}
+
+impl CallOutputs {
+    const NONE: CallOutputs = CallOutputs {
+        report: ReportTarget::NONE,
+        statistics: std::ptr::null_mut(),
+    };
+
+    /// Returns the buffers of a call that writes the statistics.
+    ///
+    /// # Safety
+    /// The statistics are NULL or stay writable until the call has run.
+    unsafe fn with_statistics(&self, buffers: Buffers<'static>) -> Result<Buffers<'static>> {
+        match buffers {
+            buffers if self.statistics.is_null() => Ok(buffers),
+            Buffers::Gpu(buffers) => {
+                let address = self.statistics.addr() as u64;
+                // SAFETY: the caller keeps the statistics writable; `comm` checks where they are.
+                Ok(Buffers::Gpu(unsafe { buffers.with_statistics(address) }))
+            }
+            Buffers::Host(_) => Err(statistics::refused_on_host()),
+        }
+    }
 }
 
 /// Returns the communicator behind `comm`, and the call that `request` describes with its buffers.

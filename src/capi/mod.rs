@@ -31,6 +31,7 @@ mod id;
 mod op;
 mod report;
 mod request;
+mod statistics;
 mod stats;
 mod text;
 mod types;

@@ -5,12 +5,14 @@ use super::types::{algorithm_number, algorithm_of, transport_number, transport_o
 use super::versioned;
 use crate::comm::Report;
 use crate::error::Result;
+use crate::types::CallStatistics;
 use std::ffi::c_char;
 
 /// Bit of `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were measured.
 ///
 /// They are measured when a codec encodes this rank's input on the host. Otherwise they are 0 and mean
-/// nothing: for codec raw, for a rank without input, and for calls on GPUs.
+/// nothing: for codec raw, for a rank without input, and for calls on GPUs, unless
+/// `cinch_report_add_statistics` has set them.
 pub const CINCH_REPORT_INPUT: u32 = 1;
 
 /// Bit of `cinch_report_t.valid`: `residual_l2_norm` was measured, in a call with error feedback on host
@@ -97,6 +99,24 @@ impl ReportTarget {
             unsafe { versioned::check(report) }?;
         }
         Ok(ReportTarget(report))
+    }
+
+    /// Sets the statistics of the input in the struct that the C caller passed.
+    pub(super) fn add(&self, statistics: &CallStatistics) {
+        if self.0.is_null() {
+            return;
+        }
+        // SAFETY: `new` checked the struct, which its caller keeps valid.
+        unsafe {
+            if let Ok(mut report) = versioned::read(self.0) {
+                report.valid |= CINCH_REPORT_INPUT;
+                report.saturated = statistics.saturated;
+                report.non_finite = statistics.non_finite;
+                report.abs_max = statistics.abs_max;
+                report.l2_norm = statistics.l2_norm();
+                versioned::fill(self.0, &report);
+            }
+        }
     }
 
     /// Writes `report` to the struct that the C caller passed. Does nothing if the caller passed NULL.

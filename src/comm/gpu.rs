@@ -486,6 +486,7 @@ impl Communicator {
             }
             select::check_address(gpu.context(), what, address)?;
         }
+        self.check_statistics(call, buffers)?;
         if call.collective.reduces()
             && let ReduceOp::PreMulSum(Scalar::Device(address)) = call.op
         {

@@ -3,6 +3,7 @@
 mod agreement;
 #[cfg(test)]
 mod cached_call_tests;
+mod call_statistics;
 mod check;
 mod choice;
 mod costs;

@@ -4,14 +4,15 @@
 //! **All ranks decide alike without exchanging a message.** A value that is not finite reaches every
 //! rank through any codec (see [`crate::manual::numerics`]). A sum that overflows does so on every
 //! rank. Every rank thus finds the same [`count_non_finite`] in the *output* of its all_reduce, or in
-//! all outputs of a step, and decides by this count. Do not use `Report::input`: it covers only the
+//! all outputs of a step, and decides by this count. On a GPU the calls count while they run: pass
+//! their [`CallStatistics`] to [`LossScaler::step`]. Do not use `Report::input`: it covers only the
 //! data that this rank encoded.
 //!
 //! **Codecs that saturate need one more check.** They replace a value or sum beyond their largest
 //! value by that largest value, on all ranks alike, so outputs do not show it. These codecs are
 //! `cast16`, `cast_bf16`, `static8`, `mantissa8`, `trunc8`, `threshold2`, and codecs with the scales
 //! that `tensor=K` keeps. With them the ranks must also sum `saturated` of their reports, and skip the
-//! step unless the sum is 0. Reports of a GPU lack `saturated`: use other codecs there.
+//! step unless the sum is 0. On a GPU [`CallStatistics::saturated`] has that number.
 //!
 //! **Unscaling** is free as part of the sum: use a pre-multiplied sum with the factor
 //! [`LossScaler::inverse`], taken before [`LossScaler::update`]. Residuals of error feedback then
@@ -19,6 +20,7 @@
 //! instead, multiply the residuals by [`Verdict::rescale`].
 
 use crate::error::{Error, Result};
+use crate::types::CallStatistics;
 
 /// Parameters of [`LossScaler`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,6 +175,31 @@ impl LossScaler {
         }
     }
 
+    /// Decides about a step as [`LossScaler::update`] does, by the verdicts that the calls of the step have taken of
+    /// their outputs. With codecs that saturate, ranks must also sum [`CallStatistics::saturated`], and skip the step
+    /// unless it is 0: the verdicts do not count it.
+    ///
+    /// # Errors
+    /// Invalid argument if there are no statistics, or if no call has written one of them; nothing changes.
+    pub fn step(&mut self, statistics: &[CallStatistics]) -> Result<Verdict> {
+        let mut non_finite = false;
+        for (at, one) in statistics.iter().enumerate() {
+            let Some(found) = one.has_non_finite_output() else {
+                return Err(Error::invalid_argument(format!(
+                    "loss scaler: no call has written statistics {at} of {}",
+                    statistics.len()
+                )));
+            };
+            non_finite |= found;
+        }
+        if statistics.is_empty() {
+            return Err(Error::invalid_argument(
+                "loss scaler: a step without statistics has no verdict",
+            ));
+        }
+        Ok(self.update(non_finite))
+    }
+
     /// Returns the parameters.
     pub fn config(&self) -> LossScalerConfig {
         self.config
@@ -271,6 +298,30 @@ mod tests {
         }
         assert_eq!(skipped, scaler.state().skipped);
         assert!((45..=50).contains(&skipped), "{skipped}");
+    }
+
+    #[test]
+    fn step_decides_by_the_verdicts_of_all_calls() {
+        let calls = |verdicts: &[u32]| {
+            let of = |&verdict: &u32| CallStatistics {
+                verdict,
+                known: CallStatistics::NON_FINITE,
+                ..CallStatistics::default()
+            };
+            verdicts.iter().map(of).collect::<Vec<_>>()
+        };
+        let mut scaler = LossScaler::new(small()).unwrap();
+        assert!(scaler.step(&calls(&[0, 0])).unwrap().apply);
+        assert!(
+            !scaler
+                .step(&calls(&[0, CallStatistics::NON_FINITE]))
+                .unwrap()
+                .apply
+        );
+        let before = scaler;
+        assert!(scaler.step(&[]).is_err());
+        assert!(scaler.step(&[CallStatistics::default()]).is_err());
+        assert_eq!(scaler, before);
     }
 
     #[test]

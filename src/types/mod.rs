@@ -5,6 +5,7 @@
 
 mod algorithm;
 mod call;
+mod call_statistics;
 mod codec_setting;
 mod codec_spec;
 mod collective;
@@ -18,6 +19,7 @@ mod subsystem;
 
 pub use algorithm::{Algorithm, Kernel, KernelProtocol, Level, Protocol, TransportKind};
 pub use call::{Call, ResolvedCall};
+pub use call_statistics::CallStatistics;
 pub use codec_setting::CodecSetting;
 pub(crate) use codec_spec::is_threshold;
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule};

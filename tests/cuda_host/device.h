@@ -17,6 +17,17 @@ T atomicAdd(T *at, More more) {
   *at = was + (T)more;
   return was;
 }
+template <class T>
+T atomicMax(T *at, T other) {
+  const T was = *at;
+  *at = max(was, other);
+  return was;
+}
+inline uint32_t atomicOr(uint32_t *at, uint32_t bits) {
+  const uint32_t was = *at;
+  *at |= bits;
+  return was;
+}
 inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
   const uint32_t was = *at;
   if (was == from) *at = to;

@@ -13,4 +13,5 @@ mod interpreter_cases;
 mod interpreter_work;
 mod kernels;
 mod library;
+mod statistics;
 mod steps;

@@ -7,7 +7,7 @@ use crate::case::{Case, Done, GUARD, Layout, Outcome};
 use cinch::comm::{Call, Group};
 use cinch::gpu::{Context, Device, DeviceMemory, Driver, Stream};
 use cinch::mem::{DeviceBuffers, UserBuffers};
-use cinch::{Collective, Communicator, Error, Report, Result};
+use cinch::{CallStatistics, Collective, Communicator, Error, Report, Result};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -164,6 +164,33 @@ impl Arena {
         // communicators, so the memory outlives the calls. Each rank has its own arena and uses it
         // on one stream at a time.
         Ok(unsafe { DeviceBuffers::new(input, output, stream.handle().addr()) })
+    }
+
+    /// Returns the buffers of [`Arena::buffers`] for a call that writes its statistics to byte `at` of the memory.
+    pub fn buffers_with_statistics(
+        &self,
+        input: (usize, usize),
+        output: (usize, usize),
+        at: usize,
+        stream: &Stream,
+    ) -> Result<DeviceBuffers<'_>> {
+        let address = self.memory()?.place(at, size_of::<CallStatistics>())?;
+        let buffers = self.buffers(input, output, stream)?;
+        // SAFETY: `place` keeps the statistics within the memory, which no other call uses meanwhile.
+        Ok(unsafe { buffers.with_statistics(address) })
+    }
+
+    /// Returns the statistics at byte `at`, once the work of `stream` has ended.
+    pub fn statistics(
+        &self,
+        comm: &Communicator,
+        at: usize,
+        stream: &Stream,
+    ) -> Result<CallStatistics> {
+        let bytes = size_of::<CallStatistics>();
+        let all = comm.read_statistics(self.buffers((at, bytes), (0, 0), stream)?)?;
+        let first = all.first().copied();
+        first.ok_or_else(|| Error::internal("an array without statistics"))
     }
 
     fn host(&self, input: (usize, usize), output: (usize, usize)) -> UserBuffers<'_> {

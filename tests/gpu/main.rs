@@ -28,6 +28,7 @@ mod recovery;
 mod refusals;
 mod samples;
 mod soak;
+mod statistics;
 mod supervise;
 mod topology;
 mod world;
@@ -66,6 +67,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(early::checks());
     all.extend(feedback::checks(options));
     all.extend(samples::checks());
+    all.extend(statistics::checks(options));
     all.extend(failures::checks());
     all.extend(figures::checks());
     all.extend(recovery::checks());

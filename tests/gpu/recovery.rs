@@ -109,7 +109,7 @@ fn replace(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     Ok(format!("{} calls before, between and after", cases.len()))
 }
 
-/// What one thread uses for its ranks.
+/// World, calls and memory of a thread, for all its ranks.
 struct Place<'a> {
     world: &'a World,
     cases: &'a [Case],

@@ -22,6 +22,7 @@ const FILES: &[&str] = &[
     "group",
     "op",
     "report",
+    "statistics",
     "stats",
     "call",
     "describe",

@@ -7,6 +7,7 @@ use crate::codec::{FUSED_CODECS, KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{
     BLOCK_THREADS, FUSED_THREADS, SMALL_BLOCK_THREADS, SMALL_STAGE_BYTES, STAGE_BYTES,
+    STATISTICS_THREADS,
 };
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
@@ -36,6 +37,12 @@ const CONTROL_THREADS: u32 = 96;
 
 /// Returns the block size of a kernel. The kernel's thread limit shows for which GPUs its code was compiled.
 pub fn shape(function: &Function) -> BlockShape {
+    if is_statistics(function.name()) {
+        return BlockShape {
+            threads: STATISTICS_THREADS,
+            shared: 0,
+        };
+    }
     let does = function.name().strip_prefix(KERNEL_PREFIX);
     let does = does.unwrap_or_default();
     let (aside, is_coded) = match does.strip_prefix("fused_") {
@@ -60,6 +67,11 @@ pub fn shape(function: &Function) -> BlockShape {
     }
 }
 
+/// Returns whether this is the name of a kernel that takes statistics, whose blocks wait for no other rank.
+fn is_statistics(name: &str) -> bool {
+    name.starts_with("cinch_statistics_")
+}
+
 /// Returns whether the fused kernel with this name has a codec.
 fn is_through_codec(does: &str) -> bool {
     let mut families = FUSED_CODECS.map(kernel_family).into_iter();
@@ -76,7 +88,7 @@ fn serves_collectives(entry: &str) -> bool {
 /// Most threads that load modules. Unpacking takes a processor, and so does the driver's compiler for PTX.
 const LOADERS: usize = 4;
 
-/// Loads the modules that serve collectives.
+/// Loads the modules that serve collectives, and that of their statistics.
 ///
 /// # Errors
 /// The errors of [`kernels::load`], of the first module that a thread could not load.
@@ -87,6 +99,7 @@ fn load_modules(context: &Arc<Context>) -> Result<Vec<Arc<Module>>> {
     let files = kernels::files().iter().map(|file| file.name);
     let names: Vec<&str> = files
         .filter(|name| *name != "move" && serves_collectives(name))
+        .chain(["statistics"])
         .collect();
     let next = AtomicUsize::new(0);
     let loader = || -> Result<Vec<Arc<Module>>> {
@@ -200,7 +213,7 @@ impl Kernels {
         let begin = format!("{KERNEL_PREFIX}fused_");
         let is_fused = |name: &str| name.starts_with(&begin);
         Ok(Resident {
-            channels: self.blocks(|name| !is_fused(name))?,
+            channels: self.blocks(|name| !is_fused(name) && !is_statistics(name))?,
             fused: self.blocks(is_fused)?,
         })
     }
@@ -324,6 +337,8 @@ fn names() -> Vec<String> {
             FUSED128_DTYPES.map(|dtype| format!("{KERNEL_PREFIX}fused_{family}_{dtype}_ll128"));
         names.extend(types);
     }
+    let floats = DType::ALL.into_iter().filter(|dtype| dtype.is_float());
+    names.extend(floats.map(|dtype| format!("cinch_statistics_{dtype}")));
     for dtype in DType::ALL {
         names.extend(
             suffixes
@@ -500,6 +515,9 @@ mod tests {
                             .iter()
                             .map(|dtype| format!("{KERNEL_PREFIX}coded_{first}_{dtype}")),
                     ),
+                    "CINCH_STATISTICS" => {
+                        found.insert(format!("cinch_statistics_{first}"));
+                    }
                     "CINCH_FUSED_LL" => {
                         found.insert(format!("{KERNEL_PREFIX}fused_{first}_ll"));
                     }

@@ -76,6 +76,24 @@ impl PreparedPlan {
         self.plan.pattern.nranks == 1 && !multiplies
     }
 
+    /// Returns the number beyond which finite elements of the input saturate in the codec; infinity if none do.
+    ///
+    /// # Errors
+    /// See [`pack::arithmetic`].
+    pub fn largest(&self, op: ReduceOp) -> Result<f32> {
+        const SCALES: u8 = abi::AVERAGE | abi::PREMULTIPLY;
+        let Some(codec) = &self.plan.codec else {
+            return Ok(f32::INFINITY);
+        };
+        let largest = codec.description().errors.largest as f32;
+        // Averages encode contributions times a power of two.
+        let (_, factor, flags) = pack::arithmetic(&self.plan, op)?;
+        Ok(match flags & SCALES == SCALES {
+            true => largest / f32::from_bits(factor as u32),
+            false => largest,
+        })
+    }
+
     /// Returns the tensor whose residuals a call reads and updates, if any.
     pub fn feedback_tensor(&self, request: &Request) -> Option<u64> {
         let moves = request.count > 0 && self.plan.is_coded() && !self.only_copies(request.op);

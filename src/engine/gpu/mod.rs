@@ -6,7 +6,7 @@
 //! work_buffer    arguments beyond 4 KiB        messages        sends and receives that share a launch
 //! proxy          messages to other hosts       watchdog        fault <-> kernels
 //! residuals      error feedback                sample_window   coded sums beside exact sums
-//! teardown       the end
+//! statistics     of input and output       teardown        the end
 //! ```
 //! A call is one launch. Sends and receives between two collectives of a group share launches; see
 //! `messages`. No host thread blocks in a call except on locks. The [`Watchdog`] turns timeouts and
@@ -23,6 +23,7 @@ mod proxy;
 mod proxy_channel;
 mod residuals;
 mod sample_window;
+mod statistics;
 mod stream_capture;
 mod teardown;
 mod watchdog;
@@ -31,6 +32,7 @@ mod work_buffer;
 pub use connections::Connections;
 pub use launch::signature_hash;
 pub use sample_window::{SampleWindows, Sampled};
+pub use statistics::read_statistics;
 pub use stream_capture::is_capturing;
 pub use watchdog::Watchdog;
 
@@ -381,7 +383,11 @@ impl GpuEngine {
             } else if call.request.count > 0 {
                 self.messages(calls, prepared, &messages, &stream, capture)?;
                 messages.clear();
-                self.collective(call, run, signature, &stream, capture)?;
+                self.with_statistics(call, run, (&stream, capture), |engine| {
+                    engine.collective(call, run, signature, &stream, capture)
+                })?;
+            } else if call.buffers.statistics().is_some() {
+                self.take_output_statistics(call, (&stream, capture))?;
             }
         }
         self.messages(calls, prepared, &messages, &stream, capture)?;

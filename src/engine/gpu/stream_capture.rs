@@ -65,10 +65,12 @@ impl GpuEngine {
 
     /// Returns the streams of the calls without duplicates, and makes the first stream wait for all others.
     /// All calls run on the first stream, and the other streams continue after them. Thus a group is ordered
-    /// in each of its streams as if it ran there. Empty if no call has elements.
+    /// in each of its streams as if it ran there. Empty if no call has elements or statistics.
     pub(super) fn join(&self, calls: &[GpuCall<'_>]) -> Result<Vec<Stream>> {
         let mut handles: Vec<usize> = Vec::new();
-        let is_empty = |call: &GpuCall<'_>| call.request.count == 0;
+        // Statistics are written for a call without elements, too.
+        let is_empty =
+            |call: &GpuCall<'_>| call.request.count == 0 && call.buffers.statistics().is_none();
         // An empty receive still takes part, because its stream must wait for a send in this group
         // from the rank to itself.
         let takes_part = |call: &&GpuCall<'_>| {

@@ -21,6 +21,8 @@ pub const SMALL_BLOCK_THREADS: u32 = 352;
 pub const SMALL_STAGE_BYTES: u32 = 7168;
 /// Threads of a block of a fused kernel without a codec.
 pub const FUSED_THREADS: u32 = 512;
+/// Threads of a block of a kernel that takes the statistics of an array.
+pub const STATISTICS_THREADS: u32 = 256;
 /// 8-byte payload words of the four ll128 lines that a warp sends together.
 pub const TILE_WORDS: usize = 60;
 
@@ -258,6 +260,27 @@ pub struct OneshotArgs {
     pub span: u64,
 }
 
+/// Arguments of a kernel that takes the statistics of an array (`cinch_statistics_args`).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct StatisticsArgs {
+    /// Device address of the elements.
+    pub elements: u64,
+    /// Number of elements.
+    pub count: u64,
+    /// Device address of the rank's [`StatisticsSums`](super::StatisticsSums).
+    pub sums: u64,
+    /// Address of the result in a launch for the output; 0 in a launch for the input.
+    pub result: u64,
+    /// Factor of a pre-multiplied sum, as [`KernelWork::factor`].
+    pub factor: u64,
+    /// Bits [`PREMULTIPLY`] and [`FACTOR_AT`] of a pre-multiplied sum.
+    pub flags: u32,
+    /// Bits of the fp32 number beyond which finite numbers saturate in the codec; infinite if none do.
+    pub largest: u32,
+}
+
+const _: () = assert!(size_of::<StatisticsArgs>() == 48);
 const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 160);
 const _: () = assert!(size_of::<ScheduleArgs>() == ARGS_BYTES && size_of::<OneshotArgs>() == 752);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, overflow) == 584);

@@ -63,6 +63,27 @@ pub struct Cursor {
     pub received: u64,
 }
 
+/// Partial sums of a call's statistics, to which all thread blocks add (`cinch_statistics_sums`). Zero between calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct StatisticsSums {
+    /// Finite numbers that saturated.
+    pub saturated: u64,
+    /// Elements that are not finite.
+    pub non_finite: u64,
+    /// Bits of the sum of squares, an fp64 number.
+    pub sum_squares: u64,
+    /// Bits of the largest magnitude, an fp64 number.
+    pub abs_max: u64,
+    /// Bits of the verdict.
+    pub verdict: u32,
+    /// Number of thread blocks that have finished the call.
+    pub arrived: u32,
+}
+
+/// Bytes from the end of a rank's [`Cursor`] array to its [`StatisticsSums`].
+pub const SUMS_OFFSET: usize = 64;
+
 /// Bytes of a rank's [`Cursor`] array.
 pub const CURSORS_BYTES: usize = PROTOCOLS * MAX_CHANNELS * MAX_RANKS * size_of::<Cursor>();
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::schedule::Op;
+use crate::types::CallStatistics;
 use std::io::Write;
 use std::mem::offset_of;
 use std::process::Command;
@@ -33,6 +34,9 @@ fn rust_layout() -> String {
     fields!("cinch_work", KernelWork, input output count chunk factor signature signature_hash residuals
         span parts passes first_block channels first_channel stages steps nsteps combine flags unused
         codec);
+    fields!("cinch_statistics", CallStatistics, saturated non_finite sum_squares abs_max verdict known unused);
+    fields!("cinch_statistics_sums", StatisticsSums, saturated non_finite sum_squares abs_max verdict arrived);
+    fields!("cinch_statistics_args", StatisticsArgs, elements count sums result factor flags largest);
     fields!("cinch_args", ScheduleArgs, comm overflow nworks nsteps npeers unused work_buffer);
     fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor
         signature_hash signature words share combine flags element_bytes root phases tile_lines unused
@@ -79,6 +83,11 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_REDRAW", REDRAW as usize),
     ("CINCH_LAUNCH_DEPENDENTS", LAUNCH_DEPENDENTS as usize),
     ("CINCH_RAW_INTRA", RAW_INTRA as usize),
+    (
+        "CINCH_VERDICT_NON_FINITE",
+        CallStatistics::NON_FINITE as usize,
+    ),
+    ("CINCH_SUMS_OFFSET", SUMS_OFFSET),
     ("CINCH_SENDS_PARTS", SENDS_PARTS as usize),
     ("CINCH_SUMS", SUMS as usize),
     ("CINCH_SENDS_SUMS", SENDS_SUMS as usize),
@@ -98,6 +107,7 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_SMALL_BLOCK_THREADS", SMALL_BLOCK_THREADS as usize),
     ("CINCH_SMALL_STAGE_BYTES", SMALL_STAGE_BYTES as usize),
     ("CINCH_FUSED_THREADS", FUSED_THREADS as usize),
+    ("CINCH_STATISTICS_THREADS", STATISTICS_THREADS as usize),
     ("CINCH_TILE_WORDS", TILE_WORDS),
     ("CINCH_GRANULE_BYTES", crate::plan::GRANULE_BYTES),
     ("CINCH_KEPT_STEPS", crate::plan::KEPT_STEPS),
@@ -105,7 +115,8 @@ const NUMBERS: &[(&str, usize)] = &[
 
 /// Returns a C program that prints the lines of `layout` with the header's values.
 fn program(layout: &str) -> String {
-    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/abi.h");
+    // The header includes abi.h.
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/channel/statistics.h");
     let mut text = format!("#include <stdio.h>\n#include \"{header}\"\nint main(void) {{\n");
     for line in layout.lines() {
         let what = line.split(' ').next().unwrap_or_default();
@@ -123,7 +134,9 @@ fn program(layout: &str) -> String {
 fn header_compiled_as_c_has_the_same_layout() {
     let stem = std::env::temp_dir().join(format!("cinch-abi-{}", std::process::id()));
     let compile = Command::new("cc")
-        .args(["-std=c11", "-x", "c", "-", "-o"])
+        .args(["-std=c11", "-I"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels"))
+        .args(["-x", "c", "-", "-o"])
         .arg(&stem)
         .stdin(std::process::Stdio::piped())
         .spawn();

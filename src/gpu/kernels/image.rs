@@ -25,7 +25,7 @@ pub enum ImageScope {
     Exact,
 }
 
-/// What an image was compiled for.
+/// GPUs for which an image was compiled, and its form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageTarget {
     /// Machine code or PTX.
@@ -68,7 +68,7 @@ impl fmt::Display for ImageTarget {
 /// Code of one file of `kernels/entry/` for one target, as the library contains it.
 #[derive(Clone, Copy)]
 pub struct KernelImage {
-    /// What the image was compiled for.
+    /// GPUs for which the image was compiled, and its form.
     pub target: ImageTarget,
     /// Length of the code in bytes.
     pub len: usize,

@@ -8,6 +8,7 @@ pub struct DeviceBuffers<'a> {
     input: (u64, usize),
     output: (u64, usize),
     stream: usize,
+    statistics: u64,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -28,7 +29,21 @@ impl<'a> DeviceBuffers<'a> {
             input,
             output,
             stream,
+            statistics: 0,
             borrow: PhantomData,
+        }
+    }
+
+    /// Makes the call write its statistics, a [`CallStatistics`](crate::CallStatistics), to `address`: in memory of
+    /// the communicator's GPU, or in pinned host memory, aligned to 8 bytes. They are complete when the call has
+    /// ended in its stream. A graph writes them again at each launch.
+    ///
+    /// # Safety
+    /// As for the output in [`DeviceBuffers::new`].
+    pub unsafe fn with_statistics(self, address: u64) -> DeviceBuffers<'a> {
+        DeviceBuffers {
+            statistics: address,
+            ..self
         }
     }
 
@@ -57,6 +72,11 @@ impl<'a> DeviceBuffers<'a> {
     /// Returns address and bytes of the output.
     pub fn output(&self) -> (u64, usize) {
         self.output
+    }
+
+    /// Returns the address of the call's statistics, if it takes any.
+    pub fn statistics(&self) -> Option<u64> {
+        (self.statistics != 0).then_some(self.statistics)
     }
 
     /// Returns the driver's handle of the stream.
