@@ -13,7 +13,7 @@ use super::statistics::{self, cinch_statistics_t};
 use super::types::cinch_collective_t::*;
 use super::types::{self, ARGUMENT_NAMES, collective_number, dtype_number, op_number};
 use crate::comm::Call;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::mem::Buffers;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
