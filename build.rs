@@ -316,7 +316,9 @@ impl Build {
     fn forget(&self, stem: &str) {
         for entry in fs::read_dir(&self.cache).into_iter().flatten().flatten() {
             let old = entry.file_name();
-            if old.to_string_lossy().starts_with(stem) {
+            let old = old.to_string_lossy();
+            // A part is of another build, which is about to rename it.
+            if old.starts_with(stem) && !old.contains(".part") {
                 let _ = fs::remove_file(entry.path());
             }
         }

@@ -660,7 +660,7 @@ typedef struct {
      */
     uint64_t wire_bytes;
     /**
-     * Finite elements beyond the codec's largest value, which saturated: elements of the input, or of
+     * Finite elements beyond the codec's largest value, which saturated: elements of the input, or, on host memory, of
      * partial sums that this rank encoded.
      */
     uint64_t saturated;
@@ -866,7 +866,7 @@ typedef struct {
      * Statistics that a collective on a GPU writes; NULL = none. For types of floats, with and without a codec. They
      * are in memory of the GPU or in pinned host memory, aligned to 8 bytes, apart from the call's buffers, and are
      * complete when the call has ended in its stream; a graph writes them again at each launch.
-     * `cinch_statistics_read` reads them. On host memory `cinch_report_t` has the same numbers.
+     * `cinch_statistics_read` reads them. On host memory `cinch_report_t` has those of calls with a codec.
      */
     cinch_statistics_t *statistics;
 } cinch_call_t;
@@ -1679,7 +1679,8 @@ cinch_result_t cinch_loss_scaler_init(cinch_loss_scaler_t *scaler,
  *
  * Finite sums saturate instead of overflowing with cast16, cast_bf16, static8, mantissa8, trunc8,
  * threshold2 and `tensor=K`. With these codecs the ranks must also sum `saturated` of their reports,
- * and skip the step unless it is 0. Calls on GPUs count it in `cinch_statistics_t`.
+ * and skip the step unless it is 0. Calls on GPUs count elements of the input that saturate, and no
+ * sums: use other codecs there.
  */
 cinch_result_t cinch_loss_scaler_update(cinch_loss_scaler_t *scaler,
                                         int non_finite,
@@ -1690,8 +1691,8 @@ cinch_result_t cinch_loss_scaler_update(cinch_loss_scaler_t *scaler,
  * to be skipped if any of `count` statistics has `CINCH_VERDICT_NON_FINITE`. They are in host memory; see
  * `cinch_statistics_read`. All ranks decide alike if the calls are all_reduces.
  *
- * With the codecs by which finite sums saturate (see `cinch_loss_scaler_update`), the ranks must also sum
- * `saturated`, and skip the step unless it is 0: the verdict does not count it.
+ * Codecs by which finite sums saturate (see `cinch_loss_scaler_update`) hide sums that overflow: use others with this
+ * function.
  *
  * `CINCH_ERROR_INVALID_ARGUMENT` if `count` is 0, or if no call has written one of the statistics.
  */

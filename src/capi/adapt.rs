@@ -190,7 +190,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
 ///
 /// Finite sums saturate instead of overflowing with cast16, cast_bf16, static8, mantissa8, trunc8,
 /// threshold2 and `tensor=K`. With these codecs the ranks must also sum `saturated` of their reports,
-/// and skip the step unless it is 0. Calls on GPUs count it in `cinch_statistics_t`.
+/// and skip the step unless it is 0. Calls on GPUs count elements of the input that saturate, and no
+/// sums: use other codecs there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_loss_scaler_update(
     scaler: *mut cinch_loss_scaler_t,
@@ -232,8 +233,8 @@ unsafe fn update(
 /// to be skipped if any of `count` statistics has `CINCH_VERDICT_NON_FINITE`. They are in host memory; see
 /// `cinch_statistics_read`. All ranks decide alike if the calls are all_reduces.
 ///
-/// With the codecs by which finite sums saturate (see `cinch_loss_scaler_update`), the ranks must also sum
-/// `saturated`, and skip the step unless it is 0: the verdict does not count it.
+/// Codecs by which finite sums saturate (see `cinch_loss_scaler_update`) hide sums that overflow: use others with this
+/// function.
 ///
 /// `CINCH_ERROR_INVALID_ARGUMENT` if `count` is 0, or if no call has written one of the statistics.
 #[unsafe(no_mangle)]

@@ -66,7 +66,7 @@ pub struct cinch_call_t {
     /// Statistics that a collective on a GPU writes; NULL = none. For types of floats, with and without a codec. They
     /// are in memory of the GPU or in pinned host memory, aligned to 8 bytes, apart from the call's buffers, and are
     /// complete when the call has ended in its stream; a graph writes them again at each launch.
-    /// `cinch_statistics_read` reads them. On host memory `cinch_report_t` has the same numbers.
+    /// `cinch_statistics_read` reads them. On host memory `cinch_report_t` has those of calls with a codec.
     pub statistics: *mut cinch_statistics_t,
 }
 

@@ -41,7 +41,7 @@ pub struct cinch_report_t {
     pub channels: u32,
     /// Payload bytes that this rank sent, after encoding.
     pub wire_bytes: u64,
-    /// Finite elements beyond the codec's largest value, which saturated: elements of the input, or of
+    /// Finite elements beyond the codec's largest value, which saturated: elements of the input, or, on host memory, of
     /// partial sums that this rank encoded.
     pub saturated: u64,
     /// Number of NaN and infinite elements of the input.

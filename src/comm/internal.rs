@@ -43,7 +43,8 @@ impl Communicator {
         self.info.clone()
     }
 
-    /// Makes calls leave the flight recorder and the counters alone, or count again. Benchmarks compare both.
+    /// Makes calls leave the flight recorder and the counters alone, or count again. Benchmarks compare both,
+    /// between calls: a call that runs meanwhile stays open in the recorder.
     pub fn mute_recorder(&self, is_muted: bool) {
         self.recorder.mute(is_muted);
     }

@@ -12,7 +12,8 @@
 //! value by that largest value, on all ranks alike, so outputs do not show it. These codecs are
 //! `cast16`, `cast_bf16`, `static8`, `mantissa8`, `trunc8`, `threshold2`, and codecs with the scales
 //! that `tensor=K` keeps. With them the ranks must also sum `saturated` of their reports, and skip the
-//! step unless the sum is 0. On a GPU [`CallStatistics::saturated`] has that number.
+//! step unless the sum is 0. On a GPU [`CallStatistics::saturated`] counts elements of the input and no sums: use other
+//! codecs there.
 //!
 //! **Unscaling** is free as part of the sum: use a pre-multiplied sum with the factor
 //! [`LossScaler::inverse`], taken before [`LossScaler::update`]. Residuals of error feedback then
@@ -176,8 +177,7 @@ impl LossScaler {
     }
 
     /// Decides about a step as [`LossScaler::update`] does, by the verdicts that the calls of the step have taken of
-    /// their outputs. With codecs that saturate, ranks must also sum [`CallStatistics::saturated`], and skip the step
-    /// unless it is 0: the verdicts do not count it.
+    /// their outputs. Codecs that saturate hide sums that overflow: use others with this function.
     ///
     /// # Errors
     /// Invalid argument if there are no statistics, or if no call has written one of them; nothing changes.

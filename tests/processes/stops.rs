@@ -38,6 +38,8 @@ fn stop_one(round: usize, rng: &mut Rng) -> (Duration, u64) {
     ranks.wait_for("joined", &all);
     std::thread::sleep(delay);
     let pid = ranks.children[victim].id();
+    let log = |rank| std::fs::read_to_string(log_file(&folder, rank)).unwrap_or_default();
+    let before: Vec<usize> = (0..RANKS).map(|rank| log(rank).len()).collect();
     launcher::signal(pid, "STOP");
     let stopped = Instant::now();
     let name = format!("rank {victim} (");
@@ -45,8 +47,9 @@ fn stop_one(round: usize, rng: &mut Rng) -> (Duration, u64) {
     while stopped.elapsed() < STOP {
         let mut logs = all.iter().filter(|&&rank| rank != victim);
         let found = logs.any(|&rank| {
-            let text = std::fs::read_to_string(log_file(&folder, rank)).unwrap_or_default();
-            text.contains(&name)
+            let text = log(rank);
+            let mut lines = text[before[rank]..].lines();
+            lines.any(|line| line.contains("warn: ") && line.contains(&name))
         });
         if found {
             warned.get_or_insert(stopped.elapsed());
@@ -115,7 +118,7 @@ fn log_file(folder: &Path, rank: usize) -> PathBuf {
 
 // ---- in a rank ----
 
-/// Makes calls until rank 0 reads "stop".
+/// Makes calls until rank 0 reads a line.
 pub fn rank_process(task: &str) {
     rank_group::run(|| run_rank(task));
 }
@@ -135,8 +138,9 @@ fn run_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
     let stops: &'static AtomicBool = Box::leak(Box::default());
     if rank == 0 {
         std::thread::spawn(move || {
-            let line = rank_group::receive_line();
-            stops.store(line.is_ok_and(|line| line == "stop"), Ordering::Relaxed);
+            // The end of the parent ends the calls, too.
+            let _ = rank_group::receive_line();
+            stops.store(true, Ordering::Relaxed);
         });
     }
     let (calls, bits) = work(&comm, stops)?;

@@ -105,7 +105,10 @@ fn load_modules(context: &Arc<Context>) -> Result<Vec<Arc<Module>>> {
     let loader = || -> Result<Vec<Arc<Module>>> {
         let mut loaded = Vec::new();
         while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-            loaded.push(kernels::load(context, name)?);
+            // After an error the other threads end with the module that they load.
+            let module = kernels::load(context, name)
+                .inspect_err(|_| next.store(names.len(), Ordering::Relaxed))?;
+            loaded.push(module);
         }
         Ok(loaded)
     };
