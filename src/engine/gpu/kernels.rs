@@ -469,7 +469,8 @@ mod tests {
 
     #[test]
     fn built_kernels_have_exactly_these_names() {
-        let wanted: BTreeSet<String> = names().into_iter().collect();
+        let names = names().into_iter();
+        let wanted: BTreeSet<String> = names.filter(|name| !is_statistics(name)).collect();
         let mut found: HashMap<String, BTreeSet<String>> = HashMap::new();
         for file in kernels::files() {
             for image in file.images {
