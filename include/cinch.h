@@ -1357,7 +1357,7 @@ cinch_result_t cinch_report_init(cinch_report_t *report, size_t size, uint32_t v
  * Copies `count` statistics, which calls of `comm` have written in one array at `statistics`, to `copies` in host
  * memory. First waits until the work that is queued on `stream` has ended.
  *
- * `CINCH_ERROR_INVALID_USAGE` on a communicator of host memory, or while `stream` is captured.
+ * `CINCH_ERROR_UNSUPPORTED` on a communicator of host memory; `CINCH_ERROR_INVALID_USAGE` while `stream` is captured.
  */
 cinch_result_t cinch_statistics_read(cinch_comm_t *comm,
                                      const cinch_statistics_t *statistics,

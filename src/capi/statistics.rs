@@ -74,7 +74,7 @@ impl From<&CallStatistics> for cinch_statistics_t {
 /// Copies `count` statistics, which calls of `comm` have written in one array at `statistics`, to `copies` in host
 /// memory. First waits until the work that is queued on `stream` has ended.
 ///
-/// `CINCH_ERROR_INVALID_USAGE` on a communicator of host memory, or while `stream` is captured.
+/// `CINCH_ERROR_UNSUPPORTED` on a communicator of host memory; `CINCH_ERROR_INVALID_USAGE` while `stream` is captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_statistics_read(
     comm: *mut cinch_comm_t,
