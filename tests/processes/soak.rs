@@ -333,14 +333,15 @@ impl Memory {
     }
 }
 
-/// Returns the resident memory of this process, without what the allocator holds back.
+/// Returns the resident memory of this process alone, without what the allocator holds back. Pages of shared slots
+/// become resident when a message first uses them.
 fn resident_bytes() -> f64 {
     // SAFETY: the call has no preconditions.
     unsafe { libc::malloc_trim(0) };
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = statm
-        .split(' ')
-        .nth(1)
-        .and_then(|pages| pages.parse::<f64>().ok());
-    pages.unwrap_or(0.0) * 4096.0
+    let mut pages = statm.split(' ').skip(1).map(|pages| pages.parse::<f64>());
+    let (Some(Ok(resident)), Some(Ok(shared))) = (pages.next(), pages.next()) else {
+        panic!("/proc/self/statm: {statm}");
+    };
+    (resident - shared) * 4096.0
 }
