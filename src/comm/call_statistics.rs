@@ -35,7 +35,9 @@ impl Communicator {
         }
         let bytes = size_of::<CallStatistics>();
         for (name, (begin, length)) in [("input", buffers.input()), ("output", buffers.output())] {
-            let overlaps = address < begin + length as u64 && begin < address + bytes as u64;
+            let [end, of_call] = [(address, bytes), (begin, length)]
+                .map(|(begin, length)| begin.saturating_add(length as u64));
+            let overlaps = address < of_call && begin < end;
             if length > 0 && overlaps {
                 return Err(Error::invalid_argument(format!(
                     "{} of {bytes} bytes at {address:#x} overlap the {name} of {length} bytes at {begin:#x}",
@@ -44,8 +46,7 @@ impl Communicator {
             }
         }
         let context = self.gpu_state()?.context();
-        check_place(context, &what, address)?;
-        check_place(context, &what, address + bytes as u64 - 1)
+        check_place(context, &what, (address, bytes))
     }
 
     /// Returns the statistics that calls have written in one array, which is the input of `array`. Waits until all
@@ -61,8 +62,7 @@ impl Communicator {
         let (address, bytes) = array.input();
         if bytes > 0 {
             let what = || "the statistics to read".to_string();
-            check_place(gpu.context(), &what, address)?;
-            check_place(gpu.context(), &what, address + bytes as u64 - 1)?;
+            check_place(gpu.context(), &what, (address, bytes))?;
         }
         if gpu::is_capturing(gpu.context(), &array)? {
             return Err(Error::new(
@@ -74,12 +74,16 @@ impl Communicator {
     }
 }
 
-/// Rejects an address at which kernels of `context`'s GPU may not write statistics.
-fn check_place(context: &Context, what: &impl Fn() -> String, address: u64) -> Result<()> {
-    match context.driver().pointer(address)?.space {
-        Space::Pinned => Ok(()),
-        Space::Pageable | Space::Managed | Space::Device => {
-            select::check_address(context, what, address)
+/// Rejects bytes, at least one, whose first or last kernels of `context`'s GPU may not write.
+fn check_place(
+    context: &Context,
+    what: &impl Fn() -> String,
+    (address, bytes): (u64, usize),
+) -> Result<()> {
+    for address in [address, address.saturating_add(bytes as u64 - 1)] {
+        if context.driver().pointer(address)?.space != Space::Pinned {
+            select::check_address(context, what, address)?;
         }
     }
+    Ok(())
 }

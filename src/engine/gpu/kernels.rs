@@ -22,6 +22,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// by it.
 pub const KERNEL_PREFIX: &str = "ncclDevKernel_cinch_";
 
+/// The begin of the names of kernels that take statistics. They exchange nothing, so they do not count as communication.
+pub const STATISTICS_PREFIX: &str = "cinch_statistics_";
+
 /// Block size of a kernel. A schedule kernel's block drives one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockShape {
@@ -69,7 +72,7 @@ pub fn shape(function: &Function) -> BlockShape {
 
 /// Returns whether this is the name of a kernel that takes statistics, whose blocks wait for no other rank.
 fn is_statistics(name: &str) -> bool {
-    name.starts_with("cinch_statistics_")
+    name.starts_with(STATISTICS_PREFIX)
 }
 
 /// Returns whether the fused kernel with this name has a codec.
@@ -341,7 +344,7 @@ fn names() -> Vec<String> {
         names.extend(types);
     }
     let floats = DType::ALL.into_iter().filter(|dtype| dtype.is_float());
-    names.extend(floats.map(|dtype| format!("cinch_statistics_{dtype}")));
+    names.extend(floats.map(|dtype| format!("{STATISTICS_PREFIX}{dtype}")));
     for dtype in DType::ALL {
         names.extend(
             suffixes
@@ -520,7 +523,7 @@ mod tests {
                             .map(|dtype| format!("{KERNEL_PREFIX}coded_{first}_{dtype}")),
                     ),
                     "CINCH_STATISTICS" => {
-                        found.insert(format!("cinch_statistics_{first}"));
+                        found.insert(format!("{STATISTICS_PREFIX}{first}"));
                     }
                     "CINCH_FUSED_LL" => {
                         found.insert(format!("{KERNEL_PREFIX}fused_{first}_ll"));

@@ -1,5 +1,6 @@
 //! Statistics of calls: a kernel of its own reads the input before the call, and the output behind it.
 
+use super::kernels::STATISTICS_PREFIX;
 use super::launch::PreparedPlan;
 use super::{GpuCall, GpuEngine};
 use crate::error::{Error, ErrorKind, Result};
@@ -107,7 +108,7 @@ impl GpuEngine {
         let dtype = call.request.dtype;
         let function = self
             .kernels
-            .find(&format!("cinch_statistics_{dtype}"))?
+            .find(&format!("{STATISTICS_PREFIX}{dtype}"))?
             .clone();
         let view = self.connections.view(Protocol::Simple, self.timeout);
         let (elements, result, largest, (factor, flags)) = match array {
