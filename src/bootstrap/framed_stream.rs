@@ -311,13 +311,13 @@ fn name_end(error: &std::io::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::sys::socket::Address;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
-    fn pair() -> (FramedStream, FramedStream) {
+    pub(in crate::bootstrap) fn pair() -> (FramedStream, FramedStream) {
         let (a, b) = UnixStream::pair().unwrap();
         let framed = |stream: UnixStream, connector| {
             stream.set_nonblocking(true).unwrap();

@@ -111,3 +111,34 @@ pub(super) fn find_ended_processes(node: &ControlLinks) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::control::shared::SharedControl;
+    use crate::bootstrap::framed_stream;
+    use crate::bootstrap::rank_entry::RankEntry;
+    use crate::bootstrap::warning_hook::WarningHook;
+    use crate::config::Config;
+    use crate::sync::Fault;
+    use std::sync::Arc;
+
+    /// The control thread handles the end of the root's connection before this rank begins an all-gather.
+    #[test]
+    fn contribution_after_the_death_of_the_root_has_its_cause() {
+        let config = Config::default();
+        let entry = |rank| RankEntry::this(rank, [127, 0, 0, 1].into(), &config).unwrap();
+        let members = vec![entry(0), entry(1)];
+        let warnings = WarningHook::new(|_| {});
+        let shared = SharedControl::new(1, members, Fault::new(), &config, warnings);
+        let shared = Arc::new(shared.unwrap());
+        let (stream, _root) = framed_stream::tests::pair();
+        let mut links = ControlLinks::new(shared.clone(), vec![(0, stream)]);
+        links.handle_ends(vec![(0, "died: its control connection closed".into())]);
+        shared.start_gather(3, Vec::new());
+        contribute(&mut links, 3, &[]);
+        let outcome = shared.state().gather.as_mut().unwrap().outcome.take();
+        let died = format!("{} died: its control connection closed", shared.peers[0]);
+        assert_eq!(outcome.unwrap().unwrap_err().message(), died);
+    }
+}
