@@ -222,6 +222,29 @@ impl Probe {
         unsafe { self.copy.launch(blocks, THREADS, 0, stream, &args) }
     }
 
+    /// Queues a copy of `bytes` bytes by the driver on `stream`, with which copies by kernels are compared.
+    ///
+    /// # Errors
+    /// The driver's errors.
+    ///
+    /// # Safety
+    /// The stream's GPU may read and write both ranges until the copy has ended.
+    pub unsafe fn queue_driver_copy(
+        target: CUdeviceptr,
+        source: CUdeviceptr,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let driver = stream.context().driver();
+        let _bound = stream.context().bind()?;
+        // SAFETY: the caller keeps both ranges.
+        let queued = unsafe {
+            let api = driver.api();
+            api.cuMemcpyAsync(target, source, bytes, stream.handle())
+        };
+        driver.check("cuMemcpyAsync", queued)
+    }
+
     /// Returns the bytes per second of a copy kernel with `blocks` blocks. It copies `bytes` bytes, a
     /// multiple of 16, once for warm-up and then `times` times.
     ///
