@@ -6,7 +6,11 @@
  *   peer buffer  one for each ordered pair of ranks (from -> to). It lies on `to`, or in pinned host
  *                memory where peer access is refused. Only `from` writes it and only `to` polls it.
  *                It holds, for each protocol and channel, the counters that `from` advances and the
- *                slots that it fills. `inbox[p]` is the peer buffer p -> me, `outbox[p]` me -> p.
+ *                slots that it fills.
+ *   peers        the ranks with which a launch exchanges messages, numbered from 0. Steps, masks and
+ *                arrays have these numbers: peer p is rank `ranks[p]`, `inbox[p]` its peer buffer to
+ *                me, `outbox[p]` mine to it. In a communicator of at most CINCH_MAX_PEERS ranks peer p
+ *                is rank p, me included.
  *   cursors      the rank's own device memory: the messages it has sent and received on each
  *                connection since its start. Launches keep their counts there and not in arguments,
  *                so that a CUDA graph may replay a launch any number of times.
@@ -23,7 +27,8 @@ extern "C" {
 #endif
 
 enum {
-  CINCH_MAX_RANKS = 32,      /* ranks of a GPU communicator */
+  CINCH_MAX_RANKS = 256,     /* ranks of a GPU communicator */
+  CINCH_MAX_PEERS = 32,      /* ranks with which a launch exchanges messages */
   CINCH_MAX_CHANNELS = 128,  /* channels of a pair of ranks */
   CINCH_ARGS_BYTES = 4096,   /* arguments that a launch passes by value */
   CINCH_LINE_BYTES = 128,    /* header of a slot; distance of counters */
@@ -104,8 +109,8 @@ struct cinch_fifo {
   uint32_t channels;
 };
 
-/* The message counts of one connection: element [protocol][channel][peer] of an array that always
- * has CINCH_MAX_CHANNELS and CINCH_MAX_RANKS, so that offsets do not depend on the geometry. */
+/* The message counts of one connection: element [protocol][channel][rank of the peer] of an array
+ * with CINCH_MAX_CHANNELS and the communicator's number of ranks. */
 struct cinch_cursor {
   uint64_t sent;
   uint64_t received;
@@ -120,7 +125,7 @@ enum cinch_trouble_kind {
 struct cinch_trouble {
   uint32_t state;
   uint32_t kind;
-  uint32_t peer;
+  uint32_t peer; /* its rank */
   uint32_t sends;
   uint32_t channel;
   uint32_t step;
@@ -140,8 +145,8 @@ struct cinch_control {
 
 /* The communicator, as a launch passes it to a kernel. */
 struct cinch_comm_view {
-  uint8_t *inbox[CINCH_MAX_RANKS];
-  uint8_t *outbox[CINCH_MAX_RANKS];
+  uint8_t *inbox[CINCH_MAX_PEERS];
+  uint8_t *outbox[CINCH_MAX_PEERS];
   struct cinch_cursor *cursors;
   struct cinch_control *control;
   uint64_t timeout_ns; /* deadline of one wait */
@@ -149,7 +154,8 @@ struct cinch_comm_view {
   uint32_t nranks;
   struct cinch_fifo fifo; /* the FIFOs of this launch's protocol */
   uint32_t protocol;
-  uint32_t unused;
+  uint32_t npeers;
+  uint8_t ranks[CINCH_MAX_PEERS]; /* of the peers */
 };
 
 /* Parameters of a codec; kernels/codec/params.h has the fields. */
@@ -174,8 +180,8 @@ struct cinch_step {
   uint16_t peers; /* index of its first peer; receives come before sends */
   uint8_t nrecv;
   uint8_t nsend;
-  /* In the first step of a batch: bit r is set if the batch receives from (sends to) rank r. A batch
-   * has at most one message from, and one to, each rank. */
+  /* In the first step of a batch: bit p is set if the batch receives from (sends to) peer p. A batch
+   * has at most one message from, and one to, each peer. */
   uint32_t recv_mask;
   uint32_t send_mask;
 };
@@ -218,7 +224,7 @@ struct cinch_work {
   struct cinch_codec_words codec;
 };
 
-enum { CINCH_WORK_BUFFER_BYTES = CINCH_ARGS_BYTES - 24 - 584 };
+enum { CINCH_WORK_BUFFER_BYTES = CINCH_ARGS_BYTES - 24 - 616 };
 
 /* The arguments of a schedule kernel. The work buffer holds nworks cinch_work, then nsteps
  * cinch_step, then the peers, one byte each. It is `work_buffer`, or `overflow` if that is not 0:
@@ -272,15 +278,16 @@ static_assert(sizeof(cinch_counters) == CINCH_LINE_BYTES, "abi");
 static_assert(sizeof(cinch_fifo) == 32, "abi");
 static_assert(sizeof(cinch_trouble) == 128, "abi");
 static_assert(sizeof(cinch_control) == 256, "abi");
-static_assert(sizeof(cinch_comm_view) == 584, "abi");
+static_assert(sizeof(cinch_comm_view) == 616, "abi");
 static_assert(offsetof(cinch_comm_view, fifo) == 544, "abi");
+static_assert(offsetof(cinch_comm_view, ranks) == 584, "abi");
 static_assert(sizeof(cinch_step) == 24, "abi");
 static_assert(sizeof(cinch_work) == 160, "abi");
 static_assert(sizeof(cinch_residuals) == 8, "abi");
 static_assert(offsetof(cinch_work, codec) == 128, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
-static_assert(sizeof(cinch_oneshot_args) == 752, "abi");
-static_assert(offsetof(cinch_oneshot_args, codec) == 704, "abi");
+static_assert(sizeof(cinch_oneshot_args) == 784, "abi");
+static_assert(offsetof(cinch_oneshot_args, codec) == 736, "abi");
 #endif
 
 #endif

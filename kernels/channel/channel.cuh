@@ -8,8 +8,8 @@
 
 namespace cinch {
 
-// The slots of the messages of one batch. Index p belongs to the message from rank p, index WARP +
-// p to the message to rank p.
+// The slots of the messages of one batch. Index p belongs to the message from peer p, index WARP +
+// p to the message to peer p.
 struct BatchSlots {
   uint8_t *at[2 * WARP];    // payload of the slot
   uint32_t flag[2 * WARP];  // flag of the message, in ll and ll128
@@ -66,7 +66,7 @@ struct Job {
 // by batch; a batch has each peer at most once in each direction.
 constexpr uint32_t KEPT_STEPS = CINCH_KEPT_STEPS;
 constexpr uint32_t KEPT_PEERS = 512;
-constexpr uint32_t BATCH_PEERS = 2 * CINCH_MAX_RANKS;
+constexpr uint32_t BATCH_PEERS = 2 * CINCH_MAX_PEERS;
 
 // A batch of steps, which the waiters describe here for the movers and publishers.
 struct Batch {

@@ -148,7 +148,7 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.aligned = used % 16 == 0;
 }
 
-// Reports the rank whose ll or ll128 data did not arrive in time. Mover warps, which copy the
+// Reports the peer whose ll or ll128 data did not arrive in time. Mover warps, which copy the
 // payload, call this after their wait for the data failed.
 __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, const Channel &own,
                                                Stop stop, uint32_t channel, uint32_t half) {
@@ -171,8 +171,8 @@ __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, cons
 static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t channel,
                                            uint32_t (&key)[4]) {
   uint64_t count = 0;
-  for (uint32_t peer = 0; peer < comm.nranks; ++peer) {
-    count += cursor_of(comm, channel, peer)->sent;
+  for (uint32_t rank = 0; rank < comm.nranks; ++rank) {
+    count += cursor_with(comm, channel, rank)->sent;
   }
   // The finaliser of SplitMix64: consecutive counts give unrelated keys.
   uint64_t z = count * 0x9e3779b97f4a7c15u;

@@ -1,9 +1,9 @@
 // The slot FIFOs of one channel, as one block drives them.
 //
-// Thread p of the first waiter warp owns the receiving end of the connection from rank p, thread p
-// of the second warp the sending end to rank p. Only the owner polls its end; it leaves the address
+// Thread p of the first waiter warp owns the receiving end of the connection from peer p, thread p
+// of the second warp the sending end to peer p. Only the owner polls its end; it leaves the address
 // of the slot in shared memory for the movers. Thread p of the publishers publishes what the block
-// sent to rank p and returns credit for what it received. Waiters and publishers count messages
+// sent to peer p and returns credit for what it received. Waiters and publishers count messages
 // separately, and both start from the rank's cursors.
 //
 //              receiver                                  sender
@@ -23,7 +23,7 @@
 
 namespace cinch {
 
-static_assert(CINCH_MAX_RANKS <= WARP, "one thread of a warp owns one connection");
+static_assert(CINCH_MAX_PEERS <= WARP, "one thread of a warp owns one connection");
 
 // Flags of ll and ll128: the low bits are the number of the message, the others bits of a hash of
 // the call's signature. If only some ranks make a call, the hash keeps its messages from passing
@@ -47,10 +47,22 @@ __device__ __forceinline__ bool refreshes(uint32_t flag, uint32_t depth) {
   return (flag & (REFRESH_PERIOD - 1)) < 2 * depth;
 }
 
+// Returns the message counts of the connection with a rank.
+__device__ __forceinline__ cinch_cursor *cursor_with(const cinch_comm_view &comm, uint32_t channel,
+                                                     uint32_t rank) {
+  return comm.cursors +
+         ((uint64_t)comm.protocol * CINCH_MAX_CHANNELS + channel) * comm.nranks + rank;
+}
+
+// Returns the message counts of the connection with a peer.
 __device__ __forceinline__ cinch_cursor *cursor_of(const cinch_comm_view &comm, uint32_t channel,
                                                    uint32_t peer) {
-  return comm.cursors +
-         ((uint64_t)comm.protocol * CINCH_MAX_CHANNELS + channel) * CINCH_MAX_RANKS + peer;
+  return cursor_with(comm, channel, comm.ranks[peer]);
+}
+
+// Returns whether the launch exchanges messages with a peer of this number.
+__device__ __forceinline__ bool has_peer(const cinch_comm_view &comm, uint32_t peer) {
+  return peer < comm.npeers && comm.ranks[peer] != comm.rank;
 }
 
 // Returns the address of the payload of slot 0 of a channel in a peer buffer.
@@ -73,7 +85,7 @@ class Waiter {
       : comm_(comm), work_(work), channel_(channel), stop_(stop) {
     sends_ = threadIdx.x - MOVERS >= WARP;
     peer_ = lane_id();
-    owns_ = peer_ < comm.nranks && peer_ != comm.rank;
+    owns_ = has_peer(comm, peer_);
     if (!owns_) return;
     const cinch_cursor *cursor = cursor_of(comm, channel, peer_);
     count_ = sends_ ? cursor->sent : cursor->received;
@@ -172,7 +184,7 @@ class Publisher {
                                        uint32_t channel)
       : comm_(comm), work_(work), channel_(channel), is_first_(true), received_(false) {
     peer_ = lane_id();
-    owns_ = peer_ < comm.nranks && peer_ != comm.rank;
+    owns_ = has_peer(comm, peer_);
     if (!owns_) return;
     cursor_ = *cursor_of(comm, channel, peer_);
     counters_ = counters_of(comm, comm.outbox[peer_], channel);

@@ -16,14 +16,14 @@ constexpr uint64_t ABORT_POLL_INTERVAL = 20000;
 constexpr uint32_t POLLED = 8;
 
 // The stop flag of a block, in shared memory. A thread whose wait fails sets words[0], and the
-// block reads it after its next barrier. words[1] is 1 + the rank whose data did not arrive in
+// block reads it after its next barrier. words[1] is 1 + the peer whose data did not arrive in
 // time.
 struct Stop {
   volatile uint32_t *words;
   __device__ __forceinline__ bool is_set() const { return words[0] != 0; }
   __device__ __forceinline__ void set() const { words[0] = 1; }
   __device__ __forceinline__ void missing(uint32_t source) const { words[1] = 1 + source; }
-  // Returns 1 + the rank whose data did not arrive in time; 0 if no data was missing.
+  // Returns 1 + the peer whose data did not arrive in time; 0 if no data was missing.
   __device__ __forceinline__ uint32_t missing() const { return words[1]; }
 };
 
@@ -44,7 +44,7 @@ static __device__ __noinline__ void report(const cinch_comm_view &comm, uint32_t
   cinch_trouble *trouble = &comm.control->trouble;
   if (atomicCAS_system(&trouble->state, 0u, 1u) != 0) return;
   trouble->kind = kind;
-  trouble->peer = wait.peer;
+  trouble->peer = comm.ranks[wait.peer];
   trouble->sends = wait.sends;
   trouble->channel = wait.channel;
   trouble->step = wait.step;

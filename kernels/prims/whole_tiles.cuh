@@ -162,7 +162,7 @@ class WholeTiles : Held<E> {
     const C codec = codec_of(work);
     const EncodedTiles<C> encoded_tiles(codec, job.elements);
     const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv;
-    const uint32_t after = job.reads() ? job.own_after : (uint32_t)CINCH_MAX_RANKS;
+    const uint32_t after = job.reads() ? job.own_after : (uint32_t)CINCH_MAX_PEERS;
     const bool averages = job.is_final() && (work.flags & CINCH_AVERAGE);
     const Average<E> average(work.flags, work.factor, nranks);
     // nranks is a power of two, so the product by the divisor's inverse is the quotient.

@@ -226,12 +226,16 @@ fn without_effect(config: &Config) -> Option<String> {
     })
 }
 
+/// Channels without which a rank cannot send and receive messages of one group at once.
+const LEAST_CHANNELS: usize = 2;
+
 /// Computes how many thread blocks each rank may have resident at once on a GPU that holds `whole`.
 ///
 /// Ranks of one GPU share its multiprocessors. All ranks have equally many channels, so the
 /// smallest share of any rank counts. Half of the GPU is left to other kernels, such as another
 /// communicator's. Without it, kernels that wait for each other across GPUs could keep each other
-/// from starting. A rank may have up to `asked` channels beyond its share of that half, within its share of the GPU.
+/// from starting. A rank may have up to `asked` channels, and [`LEAST_CHANNELS`] in any case, beyond its share of that
+/// half, within its share of the GPU.
 fn resident(
     exchange: &OutOfBandRef,
     context: &Context,
@@ -261,7 +265,8 @@ fn resident(
     let least = |blocks: fn(&Resident) -> usize| {
         let shares = gpus.iter().map(|(uuid, whole)| {
             let (blocks, ranks) = (blocks(whole), ranks_on(uuid));
-            (blocks / ranks).min(asked.unwrap_or(0).max(blocks / 2 / ranks))
+            let wanted = asked.unwrap_or(0).max(LEAST_CHANNELS);
+            (blocks / ranks).min(wanted.max(blocks / 2 / ranks))
         });
         shares.min().unwrap_or(0)
     };
@@ -271,7 +276,7 @@ fn resident(
     };
     match resident {
         Resident {
-            channels: 2..,
+            channels: LEAST_CHANNELS..,
             fused: 1..,
         } => Ok(resident),
         _ => Err(Error::new(

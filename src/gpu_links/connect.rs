@@ -25,10 +25,9 @@ use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures, PeerPath
 use super::round_messages::{GpuInfo, MemoryHandle, PathReport};
 use super::setup::LinkSetup;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::abi::MAX_RANKS;
 use crate::gpu::probe::Probe;
 use crate::gpu::{Context, DeviceMemory, Stream};
-use crate::mem::{ControlWords, PRIVATE_BYTES, PeerBufferLayout};
+use crate::mem::{ControlWords, PeerBufferLayout, private_bytes};
 use crate::sys::log::{Level, line};
 use crate::transport::ConnectContext;
 use std::sync::{Arc, Mutex};
@@ -40,7 +39,7 @@ type NewProbe<'a> = &'a dyn Fn() -> Result<Box<dyn PathProbe>>;
 /// each from a thread of its own.
 ///
 /// # Errors
-/// On all ranks: mismatch if a rank has another version; unsupported for more than [`MAX_RANKS`] ranks;
+/// On all ranks: mismatch if a rank has another version; unsupported for more than [`crate::gpu::abi::MAX_RANKS`] ranks;
 /// invalid argument if the peer buffers exceed the budget; remote, naming the rank that failed. On this
 /// rank: timeout; the fault's reason; system and unsupported, from the driver. After these the caller
 /// must announce the failure, or the other ranks wait until the deadline.
@@ -192,7 +191,8 @@ impl Allocated {
         new_probe: NewProbe<'_>,
     ) -> Result<Allocated> {
         let (gpu, time_left) = (setup.gpu, setup.time_left());
-        let private = DeviceMemory::zeroed(gpu, PRIVATE_BYTES, time_left)?;
+        let private_bytes = private_bytes(setup.nranks());
+        let private = DeviceMemory::zeroed(gpu, private_bytes, time_left)?;
         let control = ControlWords::new(gpu)?;
         let memory = match inboxes.bytes(setup.me) {
             0 => None,
@@ -225,13 +225,13 @@ impl Allocated {
             staging: Vec::new(),
             rank: setup.me,
             shape: inboxes.shape,
-            inbox: [0; MAX_RANKS],
-            outbox: [0; MAX_RANKS],
+            inbox: vec![0; setup.nranks()],
+            outbox: vec![0; setup.nranks()],
             paths: vec![None; setup.nranks()],
             slowest: LinkClass::SameDevice,
             gpus_keep_lines_whole: false,
             pairs: PairLinks::NVLINK,
-            device_bytes: PRIVATE_BYTES + memory.as_ref().map_or(0, |memory| memory.bytes()),
+            device_bytes: private_bytes + memory.as_ref().map_or(0, |memory| memory.bytes()),
             pinned_bytes: control.bytes(),
             connection_bytes: 0,
             memory,

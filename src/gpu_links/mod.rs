@@ -35,7 +35,7 @@ pub use paths::{LinkClass, PeerPath};
 pub use pattern_meter::GpuPatternMeter;
 
 use crate::gpu::DeviceMemory;
-use crate::gpu::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
+use crate::gpu::abi::{CommView, MAX_PEERS, Protocol, cursors_bytes};
 use crate::mem::{ControlWords, PeerBufferLayout, Staging};
 use crate::types::TransportKind;
 use host::HostPeerBuffers;
@@ -68,9 +68,9 @@ pub struct GpuLinks {
     /// The layout of each peer buffer.
     pub shape: PeerBufferLayout,
     /// Address of the peer buffer from rank p to this rank, for kernels of this rank; 0 if unused.
-    pub inbox: [u64; MAX_RANKS],
+    pub inbox: Vec<u64>,
     /// Address of the peer buffer from this rank to rank p, for kernels of this rank; 0 if unused.
-    pub outbox: [u64; MAX_RANKS],
+    pub outbox: Vec<u64>,
     /// The path between this rank and rank p, equal on both ranks; `None` for this rank itself.
     pub paths: Vec<Option<PeerPath>>,
     /// The slowest link between any two ranks of a host, equal on all ranks.
@@ -100,8 +100,8 @@ impl GpuLinks {
         self.device_bytes + self.pinned_bytes + self.connection_bytes
     }
 
-    /// Returns the device address of the cursors: `cinch_cursor[CINCH_PROTOCOLS][CINCH_MAX_CHANNELS]
-    /// [CINCH_MAX_RANKS]`, initially zero.
+    /// Returns the device address of the cursors: `cinch_cursor[CINCH_PROTOCOLS][CINCH_MAX_CHANNELS]` of all ranks,
+    /// initially zero.
     pub fn cursors(&self) -> u64 {
         self.private.address()
     }
@@ -111,7 +111,7 @@ impl GpuLinks {
     /// because each kind of kernel refreshes its own area once in a number of its own calls (`REFRESH_PERIOD`
     /// of the kernels).
     pub fn epochs(&self) -> [u64; 2] {
-        let first = self.private.address() + CURSORS_BYTES as u64;
+        let first = self.private.address() + cursors_bytes(self.nranks()) as u64;
         [first, first + 16]
     }
 
@@ -120,11 +120,18 @@ impl GpuLinks {
         &self.control
     }
 
-    /// Returns the kernel argument for calls that use `protocol` and limit each wait to `timeout`.
-    pub fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
+    /// Returns the kernel argument for a launch that exchanges messages with these ranks, at most [`MAX_PEERS`], uses
+    /// `protocol` and limits each wait to `timeout`.
+    pub fn view(&self, peers: &[u8], protocol: Protocol, timeout: Duration) -> CommView {
+        let mut ranks = [0; MAX_PEERS];
+        ranks[..peers.len()].copy_from_slice(peers);
+        let addresses = |of: &[u64]| {
+            let at = |peer: usize| peers.get(peer).map_or(0, |&rank| of[usize::from(rank)]);
+            std::array::from_fn(at)
+        };
         CommView {
-            inbox: self.inbox,
-            outbox: self.outbox,
+            inbox: addresses(&self.inbox),
+            outbox: addresses(&self.outbox),
             cursors: self.cursors(),
             control: self.control.device_address(),
             timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
@@ -132,7 +139,8 @@ impl GpuLinks {
             nranks: self.nranks() as u32,
             fifo: self.shape.fifo(protocol),
             protocol: protocol as u32,
-            unused: 0,
+            npeers: peers.len() as u32,
+            ranks,
         }
     }
 
@@ -151,7 +159,7 @@ impl GpuLinks {
     /// Returns the links of all pairs of ranks of a host; equal on all ranks. A schedule may use the ll128 protocol if
     /// lines arrive whole between all pairs that exchange messages in it.
     pub fn pair_links(&self) -> PairLinks {
-        self.pairs
+        self.pairs.clone()
     }
 
     /// Unmaps the memory of all peers; no kernel may use the links afterwards. If all ranks unmap and pass

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
 use crate::gpu::abi::Protocol;
-use crate::mem::{LINE_BYTES, PRIVATE_BYTES, PeerBufferLayout, Staging};
+use crate::mem::{LINE_BYTES, PeerBufferLayout, Staging, private_bytes};
 use crate::schedule::Groups;
 use crate::sys::log::{Level, line};
 use crate::transport::connect::connect_across_hosts;
@@ -63,7 +63,9 @@ pub(super) fn layout(hosts: &Groups, config: &Config) -> Result<PeerBufferLayout
     let channels = config.gpu_channels_for(hosts.count());
     // Proxies carry messages in slots only, so no call of a communicator on several hosts uses ll128 lines.
     PeerBufferLayout::within(nranks, config.buffer_bytes, channels, false, |shape| {
-        same_host * shape.bytes() + other_hosts * network_bytes(shape) + PRIVATE_BYTES
+        same_host * shape.bytes()
+            + other_hosts * network_bytes(shape)
+            + private_bytes(shape.nranks())
     })
 }
 

@@ -3,27 +3,44 @@
 use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures};
 use super::round_messages::GpuInfo;
 use crate::gpu::abi::MAX_RANKS;
+use std::sync::Arc;
+
+/// Bit r of row q is set if the pair of ranks q and r is in the set.
+type Rows = [[u64; MAX_RANKS / 64]; MAX_RANKS];
 
 /// A set of pairs of ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RankPairs([u32; MAX_RANKS]);
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RankPairs {
+    /// Nearly all communicators have only the sets without, and with, all pairs.
+    None,
+    All,
+    Some(Arc<Rows>),
+}
 
 impl RankPairs {
-    const NONE: RankPairs = RankPairs([0; MAX_RANKS]);
-    const ALL: RankPairs = RankPairs([u32::MAX; MAX_RANKS]);
-
     fn add(&mut self, one: usize, other: usize) {
-        self.0[one] |= 1 << other;
-        self.0[other] |= 1 << one;
+        if let RankPairs::None = self {
+            *self = RankPairs::Some(Arc::new([[0; MAX_RANKS / 64]; MAX_RANKS]));
+        }
+        if let RankPairs::Some(rows) = self {
+            let rows = Arc::make_mut(rows);
+            for (row, bit) in [(one, other), (other, one)] {
+                rows[row][bit / 64] |= 1 << (bit % 64);
+            }
+        }
     }
 
     fn has(&self, one: usize, other: usize) -> bool {
-        self.0[one] >> other & 1 == 1
+        match self {
+            RankPairs::None => false,
+            RankPairs::All => true,
+            RankPairs::Some(rows) => rows[one][other / 64] >> (other % 64) & 1 == 1,
+        }
     }
 }
 
 /// The class of the link of each pair of ranks of a host. Equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairLinks {
     /// Pairs between which an ll128 line of 128 bytes may arrive in pieces.
     split: RankPairs,
@@ -36,14 +53,14 @@ pub struct PairLinks {
 impl PairLinks {
     /// NVLink between all ranks, each on its own GPU. No line arrives in pieces.
     pub const NVLINK: PairLinks = PairLinks {
-        split: RankPairs::NONE,
-        pcie: RankPairs::NONE,
-        pinned: RankPairs::NONE,
+        split: RankPairs::None,
+        pcie: RankPairs::None,
+        pinned: RankPairs::None,
         ranks_per_gpu: 1,
     };
     /// Links as fast as NVLink, over which lines may arrive in pieces.
     pub const SPLITTING: PairLinks = PairLinks {
-        split: RankPairs::ALL,
+        split: RankPairs::All,
         ..PairLinks::NVLINK
     };
 
@@ -76,7 +93,7 @@ impl PairLinks {
 
     /// Returns whether lines may arrive in pieces between all ranks.
     pub fn splits_all_lines(&self) -> bool {
-        self.split == RankPairs::ALL
+        self.split == RankPairs::All
     }
 
     /// Returns the links of one host. `classes` has the class of each link by both of its ranks; `reporter` is the

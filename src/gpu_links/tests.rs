@@ -163,8 +163,8 @@ fn every_peer_buffer_has_its_own_memory(links: &[GpuLinks]) {
     let word = |base: u64, at: u64| (base + 8 * at) as *mut u64;
     for one in links {
         assert_eq!((one.nranks(), one.shape), (nranks, links[0].shape));
-        for peer in 0..MAX_RANKS {
-            let there = peer < nranks && peer != one.rank;
+        for peer in 0..nranks {
+            let there = peer != one.rank;
             assert_eq!(one.inbox[peer] != 0, there);
             assert_eq!(one.outbox[peer] != 0, there);
             if peer < nranks {
@@ -313,12 +313,15 @@ fn ranks_of_several_hosts_have_peer_buffers_on_both_hosts() {
 fn ranks_of_one_gpu_beyond_the_maximum_are_unsupported() {
     let mut job = Job::on(Machine::new(1));
     job.config.buffer_bytes = 8 << 20;
-    job.check(&[(1, 0); 32], |links| {
+    job.check(&[(1, 0); 34], |links| {
         assert!(links.iter().all(|one| one.slowest == LinkClass::SameDevice));
     });
-    let error = job.connect(&[(1, 0); 33]).remove(32).unwrap_err();
+    let error = job
+        .connect(&[(1, 0); MAX_RANKS + 1])
+        .remove(32)
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.message().contains("33 ranks"), "{error}");
+    assert!(error.message().contains("257 ranks"), "{error}");
 }
 
 #[test]
@@ -569,17 +572,21 @@ fn a_view_has_the_addresses_and_the_timeout() {
     let job = Job::on(Machine::new(2));
     job.check(&[(1, 0), (1, 1)], |links| {
         let one = &links[1];
-        let view = one.view(Protocol::Ll, Duration::from_secs(3));
-        assert_eq!((view.inbox, view.outbox), (one.inbox, one.outbox));
+        let view = one.view(&[0, 1], Protocol::Ll, Duration::from_secs(3));
+        assert_eq!(view.inbox[..3], [one.inbox[0], 0, 0]);
+        assert_eq!(view.outbox[..3], [one.outbox[0], 0, 0]);
+        assert_eq!((view.npeers, &view.ranks[..3]), (2, &[0, 1, 0][..]));
         assert_eq!((view.rank, view.nranks, view.protocol), (1, 2, 1));
         assert_eq!(view.timeout_ns, 3_000_000_000);
         assert_eq!(view.fifo, one.shape.fifo(Protocol::Ll));
         assert_eq!(
             one.epochs(),
-            [0, 16].map(|at| view.cursors + (3 * MAX_CHANNELS * MAX_RANKS * 16 + at) as u64)
+            [0, 16].map(|at| view.cursors + (3 * MAX_CHANNELS * 2 * 16 + at) as u64)
         );
-        let long = one.view(Protocol::Simple, Duration::MAX);
+        let long = one.view(&[1], Protocol::Simple, Duration::MAX);
         assert_eq!(long.timeout_ns, u64::MAX);
+        // Peer 0 is rank 1.
+        assert_eq!((long.inbox[0], long.npeers), (one.inbox[1], 1));
 
         assert_eq!(one.control().trouble(), None);
         one.control().abort();

@@ -10,7 +10,7 @@ mod user;
 pub use buffers::Buffers;
 pub use doorbell::{DOORBELL_BYTES, Ringer, Sleeper};
 pub use gpu::{
-    ControlWords, DeviceBuffers, PRIVATE_BYTES, PeerBufferLayout, StagedRecv, StagedSend, Staging,
+    ControlWords, DeviceBuffers, PeerBufferLayout, StagedRecv, StagedSend, Staging, private_bytes,
 };
 pub use region::Region;
 pub use slots::{

@@ -1,10 +1,13 @@
 //! Lists the algorithms that may run a request. The request's codec rules some of them out.
 
 use super::Request;
+use super::candidate::ChannelRings;
 use super::limits::Limits;
 use crate::codec::{Codec, Reencode};
+use crate::gpu::abi::MAX_PEERS;
 use crate::schedule::{self, SchedulePattern};
-use crate::types::{Algorithm, Level, ScaleRule};
+use crate::types::{Algorithm, Collective, Level, ScaleRule};
+use std::collections::BTreeSet;
 
 /// The codecs of [`Level::Intra`] and [`Level::Inter`], in this order; `None` for raw.
 pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
@@ -17,21 +20,53 @@ pub(super) fn keeps(request: &Request, codec: Option<&dyn Codec>) -> bool {
 }
 
 /// Returns the flat (not hierarchical) algorithms that can run `request`.
-pub(super) fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorithm> {
+pub(super) fn flat(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+) -> Vec<Algorithm> {
     let kept = keeps(request, codec);
     let all = schedule::algorithms(request.collective).iter().copied();
     all.filter(|algorithm| !(kept && *algorithm == Algorithm::OneShot))
+        .filter(|&algorithm| fits_launches(request, limits, (algorithm, Algorithm::Direct)))
         .collect()
+}
+
+/// Returns whether kernels can run an algorithm: a launch exchanges messages with at most [`MAX_PEERS`] ranks, and only
+/// independent messages are divided among launches. All ranks get the same answer.
+fn fits_launches(
+    request: &Request,
+    limits: &Limits,
+    (algorithm, between): (Algorithm, Algorithm),
+) -> bool {
+    if limits.gpu.is_none() || limits.nranks - 1 <= MAX_PEERS {
+        return true;
+    }
+    match algorithm {
+        Algorithm::Ring | Algorithm::Tree => true,
+        Algorithm::Direct | Algorithm::OneShot => matches!(
+            request.collective,
+            Collective::AllToAll | Collective::Gather | Collective::Scatter | Collective::SendRecv
+        ),
+        Algorithm::Hierarchical => {
+            let pattern = super::pattern(request, limits, (algorithm, between), ChannelRings::ONE);
+            (0..limits.nranks).all(|rank| {
+                let peers = |schedule: schedule::Schedule| {
+                    let steps = schedule.steps.iter();
+                    let all =
+                        steps.flat_map(|step| step.recv_from.iter().chain(step.send_to.iter()));
+                    all.copied().collect::<BTreeSet<u32>>().len()
+                };
+                (pattern.schedule(rank)).is_ok_and(|schedule| peers(schedule) <= MAX_PEERS)
+            })
+        }
+    }
 }
 
 /// Returns whether a ring loses no more precision than other algorithms. A ring rounds a partial
 /// sum at every hop if the codec is lossy on partial sums. Direct then rounds twice, and a tree
 /// once for each of its levels, for equal bytes.
-pub(super) fn ring_is_gentle(
-    request: &Request,
-    limits: &Limits,
-    codec: Option<&dyn Codec>,
-) -> bool {
+fn ring_is_gentle(request: &Request, limits: &Limits, codec: Option<&dyn Codec>) -> bool {
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
     !loses || !request.collective.reduces() || limits.nranks <= 2
 }
@@ -42,9 +77,21 @@ pub(super) fn algorithms(
     limits: &Limits,
     codec: Option<&dyn Codec>,
 ) -> Vec<Algorithm> {
-    let mut all = flat(request, codec);
-    all.retain(|&algorithm| algorithm != Algorithm::Ring || ring_is_gentle(request, limits, codec));
+    let mut all = flat(request, limits, codec);
+    drop_ring(&mut all, request, limits, codec);
     all
+}
+
+/// Removes the ring from `all` if others lose less precision.
+pub(super) fn drop_ring(
+    all: &mut Vec<Algorithm>,
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+) {
+    if all.len() > 1 && !ring_is_gentle(request, limits, codec) {
+        all.retain(|&algorithm| algorithm != Algorithm::Ring);
+    }
 }
 
 /// Returns why no hierarchical schedule can run `request`, as a sentence; `None` if one can.
@@ -91,5 +138,6 @@ pub(super) fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) ->
         .iter()
         .copied()
         .filter(|&between| rings || between != Algorithm::Ring)
+        .filter(|&between| fits_launches(request, limits, (Algorithm::Hierarchical, between)))
         .collect()
 }

@@ -17,7 +17,7 @@ use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::{Error, Result};
-use crate::gpu::abi::LINE_BYTES;
+use crate::gpu::abi::{LINE_BYTES, MAX_PEERS};
 use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{
     Algorithm, CodecSpec, Collective, DType, Kernel, KernelProtocol, Level, Protocol, ScaleRule,
@@ -128,7 +128,11 @@ impl GpuLimits {
     /// numbers.
     pub fn peers_at_once(&self, nranks: usize, bytes: usize) -> usize {
         let each_way = (self.resident.channels / 2).max(1);
-        let everybody = nranks.saturating_sub(1).max(1);
+        let everybody = match nranks > MAX_PEERS {
+            // The ranks to which a rank sends and those from which it receives differ.
+            true => MAX_PEERS / 2,
+            false => nranks.saturating_sub(1).max(1),
+        };
         let room = (each_way / self.message_channels(bytes, nranks)).min(everybody);
         // Messages of a group share a launch only if this number is equal for them. Rounding it
         // down to a power of two makes more messages share one.
@@ -174,6 +178,9 @@ fn possible(
     codec: Option<&dyn Codec>,
     (algorithm, kernel): (Algorithm, KernelProtocol),
 ) -> bool {
+    if limits.nranks > MAX_PEERS && kernel.kernel == Kernel::Fused {
+        return false;
+    }
     // A single rank sends no messages. Messages between hosts pass through a proxy, which polls
     // counters but cannot see flags among the data.
     if limits.nranks == 1 || request.crosses(&limits.hosts) {
@@ -246,7 +253,7 @@ fn keeps_lines_whole(
     gpu: &GpuLimits,
     algorithm: Algorithm,
 ) -> bool {
-    let pairs = gpu.pairs;
+    let pairs = &gpu.pairs;
     if pairs.splits_all_lines() {
         return false;
     }

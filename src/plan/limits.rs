@@ -88,7 +88,7 @@ impl Resident {
 }
 
 /// Facts about the GPUs from which the planner selects. They are equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GpuLimits {
     /// Payload bytes of a slot, and number of channels, for each [`Protocol`].
     pub fifos: [(usize, usize); abi::PROTOCOLS],

@@ -189,7 +189,10 @@ fn kernels_take_sets_that_fit_their_slots_and_steps() {
     );
     // Small buffers have two slots for each connection.
     let limits = of("H", 4 << 20);
-    assert_eq!(limits.gpu.unwrap().depths[Protocol::Simple as usize], 2);
+    assert_eq!(
+        limits.gpu.as_ref().unwrap().depths[Protocol::Simple as usize],
+        2
+    );
     assert!(sets(&request, &limits).is_empty());
     let text = Planner::new(limits, 0, Isa::Scalar)
         .explain(&request)

@@ -1,6 +1,6 @@
 //! Lists the candidates for a call, with their predicted costs.
 
-use super::algorithms::{Codecs, between, flat, keeps, no_hierarchy, ring_is_gentle};
+use super::algorithms::{Codecs, between, drop_ring, flat, keeps, no_hierarchy};
 use super::busiest::{busiest, leaving};
 use super::candidate::{Candidate, ChannelRings};
 use super::cost::seconds;
@@ -12,6 +12,7 @@ use super::tuning::KernelVariant;
 use super::work::{CandidateWork, moves_beside};
 use super::{Geometry, Request, chunk_max, granule};
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::MAX_PEERS;
 use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level};
 
@@ -26,9 +27,9 @@ pub fn candidates(
 ) -> Result<Vec<Candidate>> {
     let codec = codecs[Level::Inter as usize];
     let kept = keeps(request, codec);
-    let mut all = flat(request, codec);
+    let mut all = flat(request, limits, codec);
     let no_hierarchy = no_hierarchy(request, limits);
-    if no_hierarchy.is_none() {
+    if no_hierarchy.is_none() && !between(request, limits, codecs).is_empty() {
         all.push(Algorithm::Hierarchical);
     }
     if let Some(asked) = request.algorithm {
@@ -45,6 +46,17 @@ pub fn candidates(
         if let (Algorithm::Hierarchical, Some(why)) = (asked, no_hierarchy) {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
+        let is_known = schedule::algorithms(request.collective).contains(&asked);
+        if is_known && !all.contains(&asked) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} by {asked} on {} ranks: each exchanges messages with all others, and a kernel \
+                     does with at most {MAX_PEERS}; use another algorithm",
+                    request.collective, limits.nranks
+                ),
+            ));
+        }
         return variants(request, limits, codecs, &[asked]);
     }
     if let Some(preferred) = limits.algorithm
@@ -52,7 +64,7 @@ pub fn candidates(
     {
         return variants(request, limits, codecs, &[preferred]);
     }
-    all.retain(|&algorithm| algorithm != Algorithm::Ring || ring_is_gentle(request, limits, codec));
+    drop_ring(&mut all, request, limits, codec);
     variants(request, limits, codecs, &all)
 }
 

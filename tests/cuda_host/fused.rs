@@ -262,7 +262,8 @@ impl World {
             nranks: ranks as u32,
             fifo: Fifo::default(),
             protocol: 0,
-            unused: 0,
+            npeers: ranks as u32,
+            ranks: std::array::from_fn(|rank| rank as u8),
         };
         for peer in (0..ranks).filter(|&peer| peer != rank) {
             let mut address = |from: usize, to: usize| {

@@ -10,8 +10,8 @@ use cinch::engine::gpu::pack::{self, PackedSchedule, WorkBuffer};
 use cinch::engine::gpu::signature_hash;
 use cinch::error::ErrorKind;
 use cinch::gpu::abi::{
-    CURSORS_BYTES, CodecWords, CommView, Control, MAX_RANKS, ScheduleArgs, Trouble,
-    WORK_BUFFER_BYTES,
+    CodecWords, CommView, Control, MAX_PEERS, ScheduleArgs, Trouble, WORK_BUFFER_BYTES,
+    cursors_bytes,
 };
 use cinch::mem::PeerBufferLayout;
 use cinch::plan::{Limits, Plan, Planner};
@@ -82,7 +82,7 @@ impl World {
             limits,
             peer_buffers: vec![vec![0; shape.bytes().div_ceil(16)]; ranks * ranks],
             shape,
-            cursors: vec![vec![0; CURSORS_BYTES / 8]; ranks],
+            cursors: vec![vec![0; cursors_bytes(ranks) / 8]; ranks],
             controls: vec![control; ranks],
             calls: HashMap::new(),
         }
@@ -129,12 +129,35 @@ impl World {
             .entry(key)
             .and_modify(|calls| *calls += 1)
             .or_insert(0);
-        let launches: Vec<WorkBuffer> = (0..ranks)
+        // The launches of each rank, one after the other.
+        let mut launches: Vec<std::vec::IntoIter<WorkBuffer>> = (0..ranks)
             .map(|rank| {
                 let residuals = residuals.get_mut(rank);
-                work_buffer(work, sequence, &plans[rank], &mut buffers[rank], residuals)
+                work_buffers(work, sequence, &plans[rank], &mut buffers[rank], residuals)
             })
+            .map(Vec::into_iter)
             .collect();
+        loop {
+            let next = launches
+                .iter_mut()
+                .map(|launches| launches.next().unwrap_or_default());
+            let next: Vec<WorkBuffer> = next.collect();
+            if next.iter().all(WorkBuffer::is_empty) {
+                return Ok(());
+            }
+            self.launch(library, kernel, work, &next)?;
+        }
+    }
+
+    /// Runs a launch of each rank; an empty one stands for none.
+    fn launch(
+        &mut self,
+        library: &Kernels,
+        kernel: *const c_void,
+        work: &Work,
+        launches: &[WorkBuffer],
+    ) -> Result<(), Box<Trouble>> {
+        let ranks = self.limits.nranks;
         let packed: Vec<Vec<u8>> = launches
             .iter()
             .map(|launch| {
@@ -177,7 +200,7 @@ impl World {
             work_buffer.copy_from_slice(&packed[..WORK_BUFFER_BYTES]);
         }
         ScheduleArgs {
-            comm: self.view(work, rank),
+            comm: self.view(work, rank, launch.ranks()),
             overflow: if fits {
                 0
             } else {
@@ -191,15 +214,15 @@ impl World {
         }
     }
 
-    fn view(&mut self, work: &Work, rank: usize) -> CommView {
+    fn view(&mut self, work: &Work, rank: usize, peers: &[u8]) -> CommView {
         let ranks = self.limits.nranks;
         let mut buffer = |from: usize, to: usize| match from == to {
             true => 0,
             false => self.peer_buffers[from * ranks + to].as_mut_ptr().addr() as u64,
         };
         let mut view = CommView {
-            inbox: [0; MAX_RANKS],
-            outbox: [0; MAX_RANKS],
+            inbox: [0; MAX_PEERS],
+            outbox: [0; MAX_PEERS],
             cursors: 0,
             control: 0,
             // The emulated clock advances at each reading, so this ends a wait that hangs.
@@ -208,11 +231,13 @@ impl World {
             nranks: ranks as u32,
             fifo: self.shape.fifo(work.kernel.protocol),
             protocol: work.kernel.number(),
-            unused: 0,
+            npeers: peers.len() as u32,
+            ranks: [0; MAX_PEERS],
         };
-        for peer in 0..ranks {
-            view.inbox[peer] = buffer(peer, rank);
-            view.outbox[peer] = buffer(rank, peer);
+        for (number, &peer) in peers.iter().enumerate() {
+            view.ranks[number] = peer;
+            view.inbox[number] = buffer(peer.into(), rank);
+            view.outbox[number] = buffer(rank, peer.into());
         }
         view.cursors = self.cursors[rank].as_mut_ptr().addr() as u64;
         view.control = (&raw mut self.controls[rank]).addr() as u64;
@@ -220,15 +245,15 @@ impl World {
     }
 }
 
-/// Returns the work item of a rank's launch, with its steps.
-fn work_buffer(
+/// Returns the work item of each launch of a rank, with its steps.
+fn work_buffers(
     work: &Work,
     sequence: u64,
     plan: &Plan,
     buffers: &mut Buffers,
     residuals: Option<&mut Residuals>,
-) -> WorkBuffer {
-    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+) -> Vec<WorkBuffer> {
+    let packed = PackedSchedule::launches(&plan.schedule, &plan.pattern).unwrap();
     let rank = plan.schedule.rank;
     let mut one = pack::work(plan, work.op(rank), buffers.addresses()).unwrap();
     let signature = work
@@ -240,9 +265,12 @@ fn work_buffer(
         (one.residuals, one.span) = residuals.place();
     }
     one.codec = codec_words(plan, sequence);
-    let mut launch = WorkBuffer::default();
-    launch.add(&packed, one).unwrap();
-    launch
+    let launches = packed.iter().map(|packed| {
+        let mut launch = WorkBuffer::default();
+        launch.add(packed, one).unwrap();
+        launch
+    });
+    launches.collect()
 }
 
 /// Returns the codec's parameters for number `sequence`, or without a codec the size of an element.

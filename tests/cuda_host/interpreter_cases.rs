@@ -28,6 +28,8 @@ use std::time::Instant;
 
 /// Numbers of ranks of the calls.
 const RANKS: [usize; 4] = [2, 3, 4, 5];
+/// More ranks than a launch has peers.
+const MANY: usize = 34;
 
 /// Returns the files of `kernels/entry/` that have kernels of the interpreter.
 fn entries() -> Vec<String> {
@@ -137,6 +139,42 @@ fn is_by_level(work: &Work) -> bool {
 
 /// Returns a call whose other properties are random.
 fn work(
+    shape: (Collective, Algorithm),
+    dtype: DType,
+    spec: CodecSpec,
+    kernel: KernelProtocol,
+    rng: &mut Rng,
+) -> Work {
+    let nranks = match shape.1 {
+        Algorithm::Hierarchical => rng.pick(&[3, 4, 5]),
+        _ => rng.pick(&RANKS),
+    };
+    work_of(nranks, shape, dtype, spec, kernel, rng)
+}
+
+/// Returns a call of [`MANY`] ranks by each algorithm of the file's collectives that can run on so many.
+fn works_of_many(entry: &str, rng: &mut Rng) -> Vec<Work> {
+    let (spec, kernels) = match entry {
+        "move" | "raw_float" => ("raw", &[KernelProtocol::SIMPLE, KernelProtocol::LL][..]),
+        "coded_linear8" => ("linear8", &[KernelProtocol::SIMPLE][..]),
+        _ => return Vec::new(),
+    };
+    let shapes = shapes(|collective| spec != "raw" || collective.reduces() == (entry != "move"));
+    let flat = |shape: &(Collective, Algorithm)| shape.1 != Algorithm::Hierarchical;
+    let mut works = Vec::new();
+    for shape in shapes.into_iter().filter(flat) {
+        let spec: CodecSpec = spec.parse().unwrap();
+        let kernel = rng.pick(kernels);
+        let mut work = work_of(MANY, shape, DType::F32, spec, kernel, rng);
+        work.blocks = 1;
+        work.call.count = rng.pick(&[31, 700]);
+        works.push(work);
+    }
+    works
+}
+
+fn work_of(
+    nranks: usize,
     (collective, algorithm): (Collective, Algorithm),
     dtype: DType,
     spec: CodecSpec,
@@ -144,10 +182,6 @@ fn work(
     rng: &mut Rng,
 ) -> Work {
     let is_lossy = spec.is_lossy();
-    let nranks = match algorithm {
-        Algorithm::Hierarchical => rng.pick(&[3, 4, 5]),
-        _ => rng.pick(&RANKS),
-    };
     let factor = match dtype.is_float() {
         true => Scalar::Float(rng.pick(&[0.5, -1.25, 3.0])),
         false => Scalar::Int(2),
@@ -272,6 +306,9 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
         plans.extend(found);
         is_there
     });
+    if works.is_empty() {
+        return 0;
+    }
     let expected = by_host(&works, &limits);
     for ((work, plans), expected) in works.iter().zip(&plans).zip(expected) {
         let mut buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(work, rank)).collect();
@@ -316,6 +353,7 @@ fn check_entry(entry: &str, seed: u64, wrong: &mut Vec<String>) -> usize {
             ran += check(&kernels, nranks, vec![one], wrong);
         }
     }
+    ran += check(&kernels, MANY, works_of_many(entry, &mut rng), wrong);
     println!(
         "{entry}: {ran} calls, {compiled:.1?} to compile, {:.1?} in all",
         begin.elapsed()

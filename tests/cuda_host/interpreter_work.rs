@@ -51,7 +51,7 @@ impl Work {
         };
         Limits {
             hosts: self.hosts(),
-            gpu: base.gpu.map(forced),
+            gpu: base.gpu.clone().map(forced),
             ..base.clone()
         }
     }

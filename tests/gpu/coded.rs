@@ -234,7 +234,7 @@ fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let mut world = World::new(setup, nranks, gpus);
     world.config.force_kernel(Some(KernelProtocol::FUSED_LL128));
     let all = world.run(|comm| Ok(comm.limits()?.gpu))?;
-    let Some(gpu) = all[0].filter(|gpu| gpu.ll128) else {
+    let Some(gpu) = all[0].as_ref().filter(|gpu| gpu.ll128) else {
         return Stop::skipped("lines do not arrive whole between these GPUs");
     };
     let mut cases = fused_cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
@@ -276,6 +276,19 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
 /// an equal schedule and equal chunk sizes.
 pub fn matches_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
     let nranks = world.nranks();
+    has_bits_of_host_engine(world, cases, |case, on_gpu| {
+        case.judge(&case.inputs(nranks), on_gpu, 0.0)
+            .map_err(Stop::Wrong)
+    })
+}
+
+/// As [`matches_host_engine`], with this judgement of a case's outputs.
+pub fn has_bits_of_host_engine(
+    world: &World,
+    cases: &[Case],
+    judge: impl Fn(&Case, &[Done]) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    let nranks = world.nranks();
     let (on_gpu, limits) = outputs(world, cases, None)?;
     let mut host_world = world.on_host_memory(&limits);
     // A fused kernel encodes a rank's part as one chunk, so a host slot must hold it.
@@ -288,8 +301,7 @@ pub fn matches_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
     host_world.config.slot_bytes = host_world.config.slot_bytes.max(slot);
     let (on_host, _) = outputs(&host_world, cases, Some(limits))?;
     for (case, (on_gpu, on_host)) in cases.iter().zip(on_gpu.iter().zip(&on_host)) {
-        case.judge(&case.inputs(nranks), on_gpu, 0.0)
-            .map_err(Stop::Wrong)?;
+        judge(case, on_gpu)?;
         for (rank, (on_gpu, on_host)) in on_gpu.iter().zip(on_host).enumerate() {
             world.judge_report(case, rank, on_gpu)?;
             // Without a codec, GPU and host may add in different orders.

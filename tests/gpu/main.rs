@@ -21,8 +21,10 @@ mod figures;
 mod graphs;
 mod harness;
 mod hosts;
+mod many_ranks;
 mod models;
 mod options;
+mod pinned;
 mod ranks;
 mod recovery;
 mod refusals;
@@ -60,6 +62,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(codecs::checks(options));
     all.extend(arrays::checks(options));
     all.extend(coded::checks(options));
+    all.extend(many_ranks::checks());
     all.extend(models::checks(options));
     all.extend(factors::checks());
     all.extend(refusals::checks());
@@ -70,6 +73,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(statistics::checks(options));
     all.extend(failures::checks());
     all.extend(figures::checks());
+    all.extend(pinned::checks());
     all.extend(recovery::checks());
     all.extend(hosts::checks(options));
     all.extend(topology::checks(options));

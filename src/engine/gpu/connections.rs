@@ -11,9 +11,9 @@ pub trait Connections: Send + Sync + Debug {
     /// Returns the layout of each peer buffer.
     fn shape(&self) -> &PeerBufferLayout;
 
-    /// Returns the kernel argument for calls that use `protocol`, with `timeout` as the limit of
-    /// each wait.
-    fn view(&self, protocol: Protocol, timeout: Duration) -> CommView;
+    /// Returns the kernel argument for a launch that exchanges messages with the ranks `peers` and uses
+    /// `protocol`, with `timeout` as the limit of each wait.
+    fn view(&self, peers: &[u8], protocol: Protocol, timeout: Duration) -> CommView;
 
     /// Returns the device addresses of two call counters: for fused kernels with ll packets, and for fused
     /// kernels with ll128 lines.
@@ -48,8 +48,8 @@ impl Connections for GpuLinks {
         &self.shape
     }
 
-    fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
-        GpuLinks::view(self, protocol, timeout)
+    fn view(&self, peers: &[u8], protocol: Protocol, timeout: Duration) -> CommView {
+        GpuLinks::view(self, peers, protocol, timeout)
     }
 
     fn epochs(&self) -> [u64; 2] {

@@ -21,11 +21,12 @@ use std::time::Duration;
 /// Number of packets that a warp stores together.
 const WARP_PACKETS: usize = 32;
 
-/// A plan with its packed schedule and kernel.
+/// A plan with its packed schedules and kernel.
 #[derive(Debug)]
 pub(super) struct PreparedPlan {
     pub plan: Arc<Plan>,
-    pub packed: PackedSchedule,
+    /// The schedules of the launches of a call, one after the other.
+    pub packed: Vec<PackedSchedule>,
     pub function: Function,
     /// Block size of the kernel.
     pub shape: BlockShape,
@@ -50,7 +51,7 @@ struct FusedRound {
 
 impl PreparedPlan {
     pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<PreparedPlan> {
-        let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
+        let packed = PackedSchedule::launches(&plan.schedule, &plan.pattern)?;
         let function = kernels.find(&kernels::name_for(&plan))?.clone();
         Ok(PreparedPlan {
             round: FusedRound::new(&plan),
@@ -100,10 +101,10 @@ impl PreparedPlan {
         request.feedback.filter(|_| moves)
     }
 
-    /// Adds a call to a launch's work buffer. `captured` states that a graph may replay the launch.
+    /// Adds a call's steps of one launch to its work buffer. `captured` states that a graph may replay the launch.
     pub fn add_to(
         &self,
-        work_buffer: &mut WorkBuffer,
+        (work_buffer, packed): (&mut WorkBuffer, &PackedSchedule),
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
         residuals: Option<&ResidualPlace>,
@@ -122,7 +123,7 @@ impl PreparedPlan {
             work.flags |= abi::REDRAW;
         }
         work.flags |= launch_flag(begin);
-        work_buffer.add(&self.packed, work)
+        work_buffer.add(packed, work)
     }
 
     /// Returns the arguments of the fused kernel, if the plan uses one.
@@ -186,7 +187,7 @@ impl FusedLaunch {
         let args = OneshotArgs {
             comm: CommView {
                 protocol: run.plan.kernel.number(),
-                ..connections.view(Protocol::Simple, timeout)
+                ..connections.view(&run.packed[0].ranks, Protocol::Simple, timeout)
             },
             area,
             half,
@@ -317,9 +318,9 @@ fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
 }
 
 /// Returns the payload bytes that this rank sends in all passes.
-fn wire_bytes(plan: &Plan, packed: &PackedSchedule) -> u64 {
+fn wire_bytes(plan: &Plan, packed: &[PackedSchedule]) -> u64 {
     let mut sends = vec![[0u64; Level::ALL.len()]; plan.pattern.parts()];
-    for step in &packed.steps {
+    for step in packed.iter().flat_map(|packed| &packed.steps) {
         let level = match step.intra_send {
             0 => Level::Inter,
             _ => Level::Intra,

@@ -36,26 +36,29 @@ impl MessageSizes {
     /// Lists the messages of `plan`.
     ///
     /// # Errors
-    /// See [`PackedSchedule::new`].
+    /// See [`PackedSchedule::launches`].
     pub fn new(plan: Arc<Plan>) -> Result<MessageSizes> {
-        let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
+        // All messages of a connection are in one launch.
+        let launches = PackedSchedule::launches(&plan.schedule, &plan.pattern)?;
         let [mut sends, mut recvs] = [(); 2].map(|()| vec![Vec::new(); plan.pattern.nranks]);
-        for step in &packed.steps {
-            let message = (usize::from(step.stage), usize::from(step.part));
-            let (nrecv, nsend) = (usize::from(step.nrecv), usize::from(step.nsend));
-            let peers = &packed.peers[usize::from(step.peers)..][..nrecv + nsend];
-            let (from, to) = peers.split_at(nrecv);
-            from.iter()
-                .for_each(|&peer| recvs[usize::from(peer)].push(message));
-            to.iter()
-                .for_each(|&peer| sends[usize::from(peer)].push(message));
+        for packed in &launches {
+            let rank = |peer: u8| usize::from(packed.ranks[usize::from(peer)]);
+            for step in &packed.steps {
+                let message = (usize::from(step.stage), usize::from(step.part));
+                let (nrecv, nsend) = (usize::from(step.nrecv), usize::from(step.nsend));
+                let peers = &packed.peers[usize::from(step.peers)..][..nrecv + nsend];
+                let (from, to) = peers.split_at(nrecv);
+                from.iter()
+                    .for_each(|&peer| recvs[rank(peer)].push(message));
+                to.iter().for_each(|&peer| sends[rank(peer)].push(message));
+            }
         }
         for messages in sends.iter_mut().chain(&mut recvs) {
             // The stable sort keeps the steps of one stage in order.
             messages.sort_by_key(|&(stage, _)| std::cmp::Reverse(stage));
         }
         Ok(MessageSizes {
-            stages: usize::from(packed.stages),
+            stages: plan.schedule.stages,
             plan,
             sends,
             recvs,

@@ -12,7 +12,26 @@ use crate::types::SIGNATURE_WORDS;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+/// Largest number of queues of a GPU for the launches of streams (`CUDA_DEVICE_MAX_CONNECTIONS`).
+const MOST_QUEUES: usize = 32;
+
 impl GpuEngine {
+    /// Waits for the launches of a stream before it gets another one of the same call, if more ranks share a GPU than it
+    /// has queues: the launch could otherwise wait at the head of a queue in which a launch of another rank follows,
+    /// for which the launches before wait.
+    pub(super) fn wait_between_launches(
+        &self,
+        stream: &Stream,
+        capture: Option<u64>,
+    ) -> Result<()> {
+        let gpu = self.planner.limits().gpu.as_ref();
+        let ranks_per_gpu = gpu.map_or(1, |gpu| gpu.pairs.ranks_per_gpu);
+        match (ranks_per_gpu > MOST_QUEUES, capture) {
+            (true, None) => stream.wait(self.timeout),
+            _ => Ok(()),
+        }
+    }
+
     /// Launches the messages of a group. Messages that may run at the same time share a launch.
     pub(super) fn messages(
         &mut self,
@@ -22,7 +41,7 @@ impl GpuEngine {
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
-        let gpu = self.planner.limits().gpu;
+        let gpu = self.planner.limits().gpu.clone();
         let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
         // Messages of each launch. Both ends compute the same keys, and launch in the order of the
         // keys.
@@ -46,19 +65,28 @@ impl GpuEngine {
             let name = prepared[index].function.name();
             // The number of peers of a launch is limited so that all its blocks are resident at
             // once.
-            let at_once = gpu.map_or(1, |gpu| gpu.peers_at_once(self.nranks, bytes));
+            let at_once = gpu.as_ref();
+            let at_once = at_once.map_or(1, |gpu| gpu.peers_at_once(self.nranks, bytes));
             let key = (*number, at_once, (distance - 1) / at_once, name);
             launches.entry(key).or_default().push(position);
             *number += 1;
         }
-        for positions in launches.values() {
+        for (number, positions) in launches.values().enumerate() {
+            if number > 0 {
+                self.wait_between_launches(stream, capture)?;
+            }
             let mut work_buffer = WorkBuffer::default();
             for &position in positions {
                 let (index, signature) = messages[position];
                 let captured = capture.is_some();
                 let call = &calls[index];
-                prepared[index].add_to(
-                    &mut work_buffer,
+                let run = &prepared[index];
+                // A rank that is neither end of a message has no steps.
+                let Some(packed) = run.packed.first() else {
+                    continue;
+                };
+                run.add_to(
+                    (&mut work_buffer, packed),
                     call,
                     signature,
                     None,

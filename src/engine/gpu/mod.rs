@@ -496,17 +496,24 @@ impl GpuEngine {
                 engine.keep(stream, capture, None, memory)
             });
         }
-        let mut work_buffer = WorkBuffer::default();
-        run.add_to(
-            &mut work_buffer,
-            call,
-            signature,
-            residuals.as_ref(),
-            capture.is_some(),
-            self.launch_mode,
-        )?;
-        let memory = residuals.map(|place| place.memory);
-        self.launch(run, &work_buffer, memory, stream, capture)
+        let launches = run.packed.iter().filter(|packed| !packed.steps.is_empty());
+        for (number, packed) in launches.enumerate() {
+            if number > 0 {
+                self.wait_between_launches(stream, capture)?;
+            }
+            let mut work_buffer = WorkBuffer::default();
+            run.add_to(
+                (&mut work_buffer, packed),
+                call,
+                signature,
+                residuals.as_ref(),
+                capture.is_some(),
+                self.launch_mode,
+            )?;
+            let memory = residuals.as_ref().map(|place| place.memory.clone());
+            self.launch(run, &work_buffer, memory, stream, capture)?;
+        }
+        Ok(())
     }
 
     fn launch(
@@ -518,7 +525,7 @@ impl GpuEngine {
         capture: Option<u64>,
     ) -> Result<()> {
         self.queue(stream, capture, |engine| {
-            let view = engine.connections.view(run.fifo(), engine.timeout);
+            let view = (engine.connections).view(work_buffer.ranks(), run.fifo(), engine.timeout);
             let mut args = launch::args(view, work_buffer);
             let mut placed = None;
             if work_buffer.len() > abi::WORK_BUFFER_BYTES {

@@ -8,33 +8,41 @@
 //! batch, so that N waits cost one latency. A step of a batch may thus start later than on the host, but
 //! never earlier. Its rank then sends later than a peer may expect. The tests run every schedule with the
 //! smallest number of slots that its pattern allows, and so prove that no rank waits for ever.
+//!
+//! A launch exchanges messages with at most [`MAX_PEERS`] ranks. In larger communicators a schedule may use few
+//! enough of them, as a ring does, or its messages are independent of each other, as those of an all_to_all, and
+//! take several launches. A message is in the same launch at both ends, so no launch waits for a later one.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::abi::MAX_RANKS;
 use crate::gpu::abi::{self, Combine, KernelWork};
+use crate::gpu::abi::{MAX_PEERS, MAX_RANKS};
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, ChunkPlace, Op, Own, Schedule, SchedulePattern};
 use crate::types::{Level, ReduceOp, Scalar};
 
-/// A rank's steps of one pass, in the form that kernels read.
+/// A rank's steps of one pass in one launch, in the form that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedSchedule {
     /// Steps, sorted by stage.
     pub steps: Vec<abi::KernelStep>,
-    /// Peer ranks of all steps, in the order of the steps: first the ranks to receive from, then the ranks to
-    /// send to.
+    /// Peers of all steps, in the order of the steps: first those to receive from, then those to send to. Peer p is
+    /// rank `ranks[p]`.
     pub peers: Vec<u8>,
+    /// Ranks of the launch's peers. In a communicator of at most [`MAX_PEERS`] ranks these are all ranks, in order.
+    pub ranks: Vec<u8>,
     /// Number of stages of a pass.
     pub stages: u16,
 }
 
 impl PackedSchedule {
-    /// Packs `schedule`; `pattern` maps its chunks to input and output.
+    /// Packs `schedule` for as many launches as it takes, equally many on all ranks; `pattern` maps its chunks to input
+    /// and output. A rank without messages in a launch has no steps there, and leaves it out.
     ///
     /// # Errors
-    /// Unsupported if the schedule has more ranks, steps or stages than a kernel can number.
-    pub fn new(schedule: &Schedule, pattern: &SchedulePattern) -> Result<PackedSchedule> {
+    /// Unsupported if the schedule has more ranks, steps or stages than a kernel can number, or if a step has, or steps
+    /// that depend on each other have, more than [`MAX_PEERS`] peers.
+    pub fn launches(schedule: &Schedule, pattern: &SchedulePattern) -> Result<Vec<PackedSchedule>> {
         if schedule.nranks > MAX_RANKS {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -45,9 +53,33 @@ impl PackedSchedule {
             ));
         }
         let joined = join(&schedule.steps);
+        if schedule.nranks <= MAX_PEERS {
+            let ranks = (0..schedule.nranks as u8).collect();
+            return Ok(vec![PackedSchedule::new(
+                schedule, pattern, &joined, ranks,
+            )?]);
+        }
+        let launches = match peer_ranks(&joined) {
+            few if few.len() <= MAX_PEERS => vec![joined],
+            many => in_turns(schedule, joined, many.len())?,
+        };
+        let launches = launches.into_iter();
+        launches
+            .map(|steps| PackedSchedule::new(schedule, pattern, &steps, peer_ranks(&steps)))
+            .collect()
+    }
+
+    /// Packs steps of `schedule` for a launch whose peers are `ranks`.
+    fn new(
+        schedule: &Schedule,
+        pattern: &SchedulePattern,
+        joined: &[JoinedStep],
+        ranks: Vec<u8>,
+    ) -> Result<PackedSchedule> {
+        let number = |rank: &u8| ranks.partition_point(|other| other < rank) as u8;
         let mut peers = Vec::new();
         let mut steps = Vec::with_capacity(joined.len());
-        for step in &joined {
+        for step in joined {
             // A rank may forward a chunk that is in neither its input nor its output; its block is
             // then unused.
             let block =
@@ -76,9 +108,9 @@ impl PackedSchedule {
                 recv_mask: 0,
                 send_mask: 0,
             });
-            peers.extend(step.recv.iter().chain(&step.send));
+            peers.extend(step.recv.iter().chain(&step.send).map(number));
         }
-        for batch in batches(&joined) {
+        for batch in batches(joined, number) {
             let first = &mut steps[batch.first];
             first.batch = batch.len as u8;
             (first.recv_mask, first.send_mask) = (batch.from, batch.to);
@@ -87,6 +119,7 @@ impl PackedSchedule {
         Ok(PackedSchedule {
             steps,
             peers,
+            ranks,
             stages: numbered("stages", schedule.stages)?,
         })
     }
@@ -197,22 +230,75 @@ fn shifted(own: Own, before: u8) -> Option<Own> {
     }
 }
 
+/// Returns the ranks with which steps exchange messages, in order.
+fn peer_ranks(steps: &[JoinedStep]) -> Vec<u8> {
+    let all = steps
+        .iter()
+        .flat_map(|step| step.recv.iter().chain(&step.send));
+    let ranks: std::collections::BTreeSet<u8> = all.copied().collect();
+    ranks.into_iter().collect()
+}
+
+/// Distances of ranks whose messages share a launch. Each rank has two others at a distance.
+const TURN: usize = MAX_PEERS / 2;
+
+/// Distributes steps that are independent of each other among launches, by the distance of the two ranks, which both
+/// know. What a rank sends to another and receives from it is in one launch: an all_to_all in place receives into the
+/// block that it sends. `peers` is the number of ranks with which the steps exchange messages.
+///
+/// # Errors
+/// Unsupported if steps depend on each other.
+fn in_turns(
+    schedule: &Schedule,
+    steps: Vec<JoinedStep>,
+    peers: usize,
+) -> Result<Vec<Vec<JoinedStep>>> {
+    let nranks = schedule.nranks;
+    let mut turns: Vec<Vec<JoinedStep>> = Vec::new();
+    turns.resize_with((nranks / 2).div_ceil(TURN), Vec::new);
+    for step in steps {
+        let other = match (&step.op, &step.recv[..], &step.send[..]) {
+            (Op::Copy, [], []) => None,
+            (Op::Send, [], [other]) | (Op::Recv, [other], []) => Some(usize::from(*other)),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "a schedule in which a rank exchanges dependent messages with {peers} others: a kernel \
+                         does with at most {MAX_PEERS}"
+                    ),
+                ));
+            }
+        };
+        let distance = other.map_or(1, |other| {
+            let ahead = (other + nranks - schedule.rank) % nranks;
+            ahead.min(nranks - ahead)
+        });
+        turns[(distance - 1) / TURN].push(step);
+    }
+    Ok(turns)
+}
+
 /// Consecutive steps for which a kernel waits once.
 #[derive(Default)]
 struct StepBatch {
     first: usize,
     len: usize,
-    /// Bit r is set if the batch receives from rank r.
+    /// Bit p is set if the batch receives from peer p.
     from: u32,
-    /// Bit r is set if the batch sends to rank r.
+    /// Bit p is set if the batch sends to peer p.
     to: u32,
 }
 
 /// Groups steps into batches. Steps of a batch share stage and op, share no connection, and have different
-/// chunks unless they only send.
-fn batches(steps: &[JoinedStep]) -> Vec<StepBatch> {
+/// chunks unless they only send. `number` returns the peer that a rank is.
+fn batches(steps: &[JoinedStep], number: impl Fn(&u8) -> u8) -> Vec<StepBatch> {
     let mut found: Vec<StepBatch> = Vec::new();
-    let bits = |peers: &[u8]| peers.iter().fold(0u32, |bits, &peer| bits | 1 << peer);
+    let bits = |ranks: &[u8]| {
+        ranks
+            .iter()
+            .fold(0u32, |bits, rank| bits | 1 << number(rank))
+    };
     for (index, step) in steps.iter().enumerate() {
         let (from, to) = (bits(&step.recv), bits(&step.send));
         let joins = |batch: &&mut StepBatch| {
@@ -247,6 +333,8 @@ pub struct WorkBuffer {
     pub(super) works: Vec<KernelWork>,
     pub(super) steps: Vec<abi::KernelStep>,
     pub(super) peers: Vec<u8>,
+    /// Ranks of the launch's peers.
+    pub(super) ranks: Vec<u8>,
     pub(super) channels: usize,
 }
 
@@ -255,8 +343,15 @@ impl WorkBuffer {
     /// set all other fields of `work`.
     ///
     /// # Errors
-    /// Unsupported if the launch grows beyond what a kernel can number.
+    /// Unsupported if the launch grows beyond what a kernel can number. Internal if its calls together have more than
+    /// [`MAX_PEERS`] peers.
     pub fn add(&mut self, schedule: &PackedSchedule, mut work: KernelWork) -> Result<()> {
+        if self.works.is_empty() {
+            self.ranks.clone_from(&schedule.ranks);
+        } else if self.ranks != schedule.ranks {
+            let renumbered = self.renumbered(schedule)?;
+            return self.add(&renumbered, work);
+        }
         let peers = numbered("peers", self.peers.len())?;
         numbered("peers", self.peers.len() + schedule.peers.len())?;
         work.first_block = numbered("channels", self.channels)?;
@@ -272,6 +367,44 @@ impl WorkBuffer {
         self.peers.extend(&schedule.peers);
         self.works.push(work);
         Ok(())
+    }
+
+    /// Adds the peers of a schedule to the launch. Returns the schedule with the launch's numbers of them.
+    fn renumbered(&mut self, schedule: &PackedSchedule) -> Result<PackedSchedule> {
+        let missing = schedule
+            .ranks
+            .iter()
+            .filter(|rank| !self.ranks.contains(rank));
+        let missing: Vec<u8> = missing.copied().collect();
+        if self.ranks.len() + missing.len() > MAX_PEERS {
+            return Err(Error::internal("the calls of a launch have too many peers"));
+        }
+        self.ranks.extend(missing);
+        let number = |peer: u8| {
+            let rank = schedule.ranks[usize::from(peer)];
+            let at = self.ranks.iter().position(|&other| other == rank);
+            at.unwrap_or_default() as u8
+        };
+        let bits = |mask: u32| {
+            let set = (0..schedule.ranks.len() as u8).filter(|peer| mask >> peer & 1 == 1);
+            set.fold(0, |bits, peer| bits | 1 << number(peer))
+        };
+        let steps = schedule.steps.iter().map(|step| abi::KernelStep {
+            recv_mask: bits(step.recv_mask),
+            send_mask: bits(step.send_mask),
+            ..*step
+        });
+        Ok(PackedSchedule {
+            steps: steps.collect(),
+            peers: schedule.peers.iter().map(|&peer| number(peer)).collect(),
+            ranks: self.ranks.clone(),
+            stages: schedule.stages,
+        })
+    }
+
+    /// Returns the ranks of the launch's peers.
+    pub fn ranks(&self) -> &[u8] {
+        &self.ranks
     }
 
     /// Returns the number of channels of all work items together, which is the number of blocks of the
@@ -402,5 +535,7 @@ pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
 
 #[cfg(test)]
 mod level_tests;
+#[cfg(test)]
+mod many_ranks_tests;
 #[cfg(test)]
 mod tests;

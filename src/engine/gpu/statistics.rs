@@ -5,8 +5,8 @@ use super::launch::PreparedPlan;
 use super::{GpuCall, GpuEngine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{
-    CURSORS_BYTES, CommView, FACTOR_AT, PREMULTIPLY, STATISTICS_THREADS, SUMS_OFFSET,
-    StatisticsArgs,
+    CommView, FACTOR_AT, PREMULTIPLY, STATISTICS_THREADS, SUMS_OFFSET, StatisticsArgs,
+    cursors_bytes,
 };
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::mem::DeviceBuffers;
@@ -110,7 +110,7 @@ impl GpuEngine {
             .kernels
             .find(&format!("{STATISTICS_PREFIX}{dtype}"))?
             .clone();
-        let view = self.connections.view(Protocol::Simple, self.timeout);
+        let view = self.connections.view(&[], Protocol::Simple, self.timeout);
         let (elements, result, largest, (factor, flags)) = match array {
             StatisticsArray::Input { address, largest } => (address, 0, largest, factor_of(call)?),
             StatisticsArray::Output(address) => {
@@ -199,7 +199,7 @@ pub fn read_statistics(
 
 /// Returns the address of the partial sums behind a rank's cursors.
 fn sums_of(view: &CommView) -> u64 {
-    view.cursors + (CURSORS_BYTES + SUMS_OFFSET) as u64
+    view.cursors + (cursors_bytes(view.nranks as usize) + SUMS_OFFSET) as u64
 }
 
 /// Returns the factor of a pre-multiplied sum's contributions, with the flags for a kernel.

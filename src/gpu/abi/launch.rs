@@ -7,9 +7,9 @@ use crate::schedule::Op;
 pub const ARGS_BYTES: usize = 4096;
 /// Largest number of steps in a batch.
 pub const MAX_BATCH: usize = 32;
-/// Bytes of [`ScheduleArgs::work_buffer`]: the argument limit, less 584 bytes of [`CommView`] and 24 bytes of
+/// Bytes of [`ScheduleArgs::work_buffer`]: the argument limit, less 616 bytes of [`CommView`] and 24 bytes of
 /// other fields.
-pub const WORK_BUFFER_BYTES: usize = ARGS_BYTES - 24 - 584;
+pub const WORK_BUFFER_BYTES: usize = ARGS_BYTES - 24 - 616;
 
 /// Threads of a schedule kernel's block, which drives one channel, in code for sm_90 and above.
 pub const BLOCK_THREADS: u32 = 608;
@@ -282,9 +282,9 @@ pub struct StatisticsArgs {
 
 const _: () = assert!(size_of::<StatisticsArgs>() == 48);
 const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 160);
-const _: () = assert!(size_of::<ScheduleArgs>() == ARGS_BYTES && size_of::<OneshotArgs>() == 752);
-const _: () = assert!(std::mem::offset_of!(ScheduleArgs, overflow) == 584);
-const _: () = assert!(std::mem::offset_of!(ScheduleArgs, work_buffer) == 608);
+const _: () = assert!(size_of::<ScheduleArgs>() == ARGS_BYTES && size_of::<OneshotArgs>() == 784);
+const _: () = assert!(std::mem::offset_of!(ScheduleArgs, overflow) == 616);
+const _: () = assert!(std::mem::offset_of!(ScheduleArgs, work_buffer) == 640);
 const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 128);
 const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceFinishSend as u8 == 8);
 

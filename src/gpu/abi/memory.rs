@@ -4,7 +4,10 @@
 use crate::config::MOST_GPU_CHANNELS;
 
 /// Largest number of ranks of a communicator with GPU buffers, over all hosts.
-pub const MAX_RANKS: usize = 32;
+pub const MAX_RANKS: usize = 256;
+/// Largest number of ranks with which one launch exchanges messages. A communicator of at most as many ranks numbers
+/// them by their ranks, this rank included.
+pub const MAX_PEERS: usize = 32;
 /// Largest number of channels between two ranks.
 pub const MAX_CHANNELS: usize = MOST_GPU_CHANNELS;
 /// Bytes of a line: a slot's header, the distance between counters, and the alignment of all offsets in
@@ -52,8 +55,8 @@ pub struct Fifo {
     pub channels: u32,
 }
 
-/// Message counts of one connection (`cinch_cursor`). The array `[protocol][channel][peer]` always has
-/// [`MAX_CHANNELS`] and [`MAX_RANKS`] entries, so that offsets do not depend on the geometry.
+/// Message counts of one connection (`cinch_cursor`). The array `[protocol][channel][rank]` has [`MAX_CHANNELS`]
+/// channels and the communicator's number of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Cursor {
@@ -84,8 +87,10 @@ pub struct StatisticsSums {
 /// Bytes from the end of a rank's [`Cursor`] array to its [`StatisticsSums`].
 pub const SUMS_OFFSET: usize = 64;
 
-/// Bytes of a rank's [`Cursor`] array.
-pub const CURSORS_BYTES: usize = PROTOCOLS * MAX_CHANNELS * MAX_RANKS * size_of::<Cursor>();
+/// Returns the bytes of the [`Cursor`] array of a rank of `nranks`.
+pub const fn cursors_bytes(nranks: usize) -> usize {
+    PROTOCOLS * MAX_CHANNELS * nranks * size_of::<Cursor>()
+}
 
 /// Value of [`Trouble::kind`]: no failure.
 pub const TROUBLE_NONE: u32 = 0;
@@ -146,13 +151,13 @@ pub struct Control {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CommView {
-    /// Address of the peer buffer from each rank to this rank; 0 for this rank itself and beyond
-    /// the last rank.
-    pub inbox: [u64; MAX_RANKS],
-    /// Address of the peer buffer from this rank to each rank; 0 for this rank itself and beyond
-    /// the last rank.
-    pub outbox: [u64; MAX_RANKS],
-    /// Device memory with a [`Cursor`] for each protocol, channel and peer.
+    /// Address of the peer buffer from each peer to this rank; 0 for this rank itself and beyond
+    /// the last peer.
+    pub inbox: [u64; MAX_PEERS],
+    /// Address of the peer buffer from this rank to each peer; 0 for this rank itself and beyond
+    /// the last peer.
+    pub outbox: [u64; MAX_PEERS],
+    /// Device memory with a [`Cursor`] for each protocol, channel and rank.
     pub cursors: u64,
     /// Device address of [`Control`].
     pub control: u64,
@@ -166,8 +171,10 @@ pub struct CommView {
     pub fifo: Fifo,
     /// Number of the [`KernelProtocol`](crate::types::KernelProtocol).
     pub protocol: u32,
-    /// Padding, always 0, to a multiple of 8 bytes.
-    pub unused: u32,
+    /// Number of peers of the launch.
+    pub npeers: u32,
+    /// Rank of each peer.
+    pub ranks: [u8; MAX_PEERS],
 }
 
 macro_rules! layout {
@@ -186,6 +193,6 @@ mod asserts {
     layout!(Trouble: 128, state @ 0, kind @ 4, peer @ 8, sends @ 12, channel @ 16, step @ 20,
         pass @ 24, protocol @ 28, expected @ 32, seen @ 40, mine @ 48, theirs @ 88);
     layout!(Control: 256, abort @ 0, trouble @ 128);
-    layout!(CommView: 584, inbox @ 0, outbox @ 256, cursors @ 512, control @ 520,
-        timeout_ns @ 528, rank @ 536, nranks @ 540, fifo @ 544, protocol @ 576, unused @ 580);
+    layout!(CommView: 616, inbox @ 0, outbox @ 256, cursors @ 512, control @ 520,
+        timeout_ns @ 528, rank @ 536, nranks @ 540, fifo @ 544, protocol @ 576, npeers @ 580, ranks @ 584);
 }

@@ -42,7 +42,7 @@ fn rust_layout() -> String {
         signature_hash signature words share combine flags element_bytes root phases tile_lines unused
         codec residuals span);
     fields!("cinch_comm_view", CommView, inbox outbox cursors control timeout_ns rank nranks
-        fifo protocol unused);
+        fifo protocol npeers ranks);
     for (name, number) in NUMBERS {
         line!(name, *number);
     }
@@ -101,6 +101,7 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_SIGNATURE_WORDS", SIGNATURE_WORDS),
     ("CINCH_MAX_BATCH", MAX_BATCH),
     ("CINCH_MAX_RANKS", MAX_RANKS),
+    ("CINCH_MAX_PEERS", MAX_PEERS),
     ("CINCH_MAX_CHANNELS", MAX_CHANNELS),
     ("CINCH_BLOCK_THREADS", BLOCK_THREADS as usize),
     ("CINCH_STAGE_BYTES", STAGE_BYTES as usize),
@@ -170,6 +171,6 @@ fn header_asserts_the_same_sizes() {
         let line = format!("static_assert(sizeof({name}) == {bytes}, \"abi\");");
         assert!(text.contains(&line), "{line}");
     }
-    assert_eq!(CURSORS_BYTES, 196_608);
+    assert_eq!(cursors_bytes(32), 196_608);
     assert_eq!(size_of::<Counters>(), LINE_BYTES);
 }

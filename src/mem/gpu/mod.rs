@@ -8,5 +8,5 @@ mod staging;
 
 pub use control::ControlWords;
 pub use device_buffers::DeviceBuffers;
-pub use peer_buffer::{PRIVATE_BYTES, PeerBufferLayout};
+pub use peer_buffer::{PeerBufferLayout, private_bytes};
 pub use staging::{StagedRecv, StagedSend, Staging};

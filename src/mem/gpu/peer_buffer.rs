@@ -14,12 +14,14 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{
-    CURSORS_BYTES, Fifo, LINE_BYTES, MAX_CHANNELS, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS,
+    Fifo, LINE_BYTES, MAX_CHANNELS, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS, cursors_bytes,
 };
 
-/// Bytes of device memory of a rank in addition to its peer buffers: cursors, and a line for the fused
-/// kernels' call counters.
-pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
+/// Returns the bytes of device memory of a rank of `nranks` in addition to its peer buffers: cursors, and a line for
+/// the fused kernels' call counters.
+pub const fn private_bytes(nranks: usize) -> usize {
+    cursors_bytes(nranks) + LINE_BYTES
+}
 
 /// Allocation granularity of the driver for large allocations.
 const PAGE: usize = 2 << 20;
@@ -228,7 +230,7 @@ impl PeerBufferLayout {
 
     /// Returns a rank's bytes of device memory: peer buffers from all other ranks, and private memory.
     pub fn device_bytes(&self) -> usize {
-        (self.nranks - 1) * self.bytes + PRIVATE_BYTES
+        (self.nranks - 1) * self.bytes + private_bytes(self.nranks)
     }
 
     /// Returns the bytes that the driver allocates for peer buffers and private memory. Large
@@ -238,7 +240,7 @@ impl PeerBufferLayout {
         if peer_buffers < IN_PAGES {
             return self.device_bytes();
         }
-        peer_buffers.next_multiple_of(PAGE) + PRIVATE_BYTES.next_multiple_of(PAGE)
+        peer_buffers.next_multiple_of(PAGE) + private_bytes(self.nranks).next_multiple_of(PAGE)
     }
 
     /// Returns offset and bytes of two payloads for the path probe: the first and the last simple slot. Their
@@ -376,14 +378,14 @@ mod tests {
 
     #[test]
     fn layout_has_no_overlap_and_stays_in_its_budget() {
-        for nranks in 1..=MAX_RANKS {
+        for nranks in (1..=40).chain([48, 64, 128, 255, MAX_RANKS]) {
             for channels in [1, 2, 3, 16, 33, 64, 128] {
                 for budget in [2 << 20, 5_000_000, 16 << 20, BUDGET, 1 << 30] {
                     let Ok(shape) = PeerBufferLayout::new(nranks, budget, channels) else {
                         // `new` may refuse only budgets too small for one channel of 16 KiB slots
                         // and 16 KiB of packets.
                         assert!(
-                            budget < nranks * (3 << 16) + PRIVATE_BYTES,
+                            budget < nranks * (3 << 16) + private_bytes(nranks),
                             "{nranks} {budget}"
                         );
                         continue;
@@ -391,7 +393,7 @@ mod tests {
                     let what =
                         format!("{nranks} ranks, {channels} channels, {budget} bytes: {shape:?}");
                     assert!(
-                        (nranks - 1) * shape.bytes() + 196_608 + 128 <= budget,
+                        (nranks - 1) * shape.bytes() + private_bytes(nranks) <= budget,
                         "{what}"
                     );
                     let mut pieces = pieces(&shape);
@@ -533,9 +535,9 @@ mod tests {
 
     #[test]
     fn impossible_layout_is_an_error_with_numbers() {
-        let error = PeerBufferLayout::new(33, BUDGET, 64).unwrap_err();
+        let error = PeerBufferLayout::new(MAX_RANKS + 1, BUDGET, 64).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.message().contains("33"), "{error}");
+        assert!(error.message().contains("257"), "{error}");
         assert!(PeerBufferLayout::new(0, BUDGET, 64).is_err());
         assert!(PeerBufferLayout::new(2, BUDGET, 0).is_err());
         assert!(PeerBufferLayout::new(2, BUDGET, MAX_CHANNELS + 1).is_err());

@@ -75,7 +75,7 @@ fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> u
 fn blocks_of_a_fused_kernel_fit_the_gpu_too() {
     let mut limits = limits(7, 28);
     let gpu = limits.gpu.as_mut().unwrap();
-    *gpu = gpu.forced(KernelProtocol::FUSED_LL);
+    *gpu = gpu.clone().forced(KernelProtocol::FUSED_LL);
     let asked = request(Collective::AllReduce, 24_000, "raw");
     let blocks = |limits: &Limits| {
         let mut asked = asked;
@@ -97,7 +97,7 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
                 for codec in ["raw", "linear8", "cast16"] {
                     for count in [0, 1, 1000, 65_537, 20_000_003] {
                         let limits = limits(nranks, resident);
-                        let gpu = limits.gpu.unwrap();
+                        let gpu = limits.gpu.clone().unwrap();
                         let plan = plan(limits, &request(collective, count, codec));
                         let geometry = plan.geometry;
                         assert!(plan.channels <= resident.min(64) && plan.channels >= 1);
@@ -124,7 +124,7 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
 #[test]
 fn a_large_message_has_the_blocks_of_several_peers() {
     let limits = limits(8, 66);
-    let gpu = limits.gpu.unwrap();
+    let gpu = limits.gpu.clone().unwrap();
     let channels = |bytes: usize| {
         let request = request(Collective::SendRecv, bytes / 4, "raw");
         plan(limits.clone(), &request).channels

@@ -94,7 +94,7 @@ fn messages_inside_groups_may_be_raw() {
                 .iter()
                 .filter(|s| s.gives == Level::Intra);
             assert!(raw.count() > 0, "{groups}");
-            let slot = limits.gpu.unwrap().fifos[Protocol::Simple as usize].0;
+            let slot = limits.gpu.as_ref().unwrap().fifos[Protocol::Simple as usize].0;
             assert!(plan.geometry.chunk() * 4 <= slot, "{groups}");
         }
     }
@@ -138,7 +138,7 @@ fn every_candidate_has_the_slots_of_its_schedule() {
         let mut limits = limits(gpus.len(), 132);
         limits.topology = Some(Arc::new(topology));
         limits.gpu = limits.gpu.map(|gpu| GpuLimits { ll128: true, ..gpu });
-        let depths = limits.gpu.unwrap().depths;
+        let depths = limits.gpu.as_ref().unwrap().depths;
         let request = request(Collective::AllReduce, 1000, "raw");
         let found = candidates(&request, &limits, [None, None]).unwrap();
         let scheduled = |one: &&Candidate| one.kernel.kernel == Kernel::Schedule;

@@ -69,7 +69,7 @@ fn one_split_pair_takes_ll128_only_from_schedules_that_use_it() {
     let gpu = by_rank.gpu.unwrap().forced(K::LL128);
     by_rank.gpu = Some(GpuLimits {
         ll128: false,
-        pairs,
+        pairs: pairs.clone(),
         ..gpu
     });
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology/K.xml");

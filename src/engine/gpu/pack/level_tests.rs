@@ -2,6 +2,7 @@
 //! engine.
 
 use super::super::tests::interpreter::{World, floats};
+use super::tests::only;
 use super::*;
 use crate::comm::Call;
 use crate::config::{Config, FileChoice};
@@ -84,7 +85,7 @@ fn packed(limits: &Limits, request: &Request) -> Vec<Vec<f32>> {
             let plan = plan.unwrap();
             assert_eq!(plan.algorithm, Algorithm::Hierarchical);
             assert!(plan.intra.is_none() && plan.codec.is_some());
-            let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+            let packed = only(&plan);
             let at = Addresses {
                 input: inputs[rank].as_ptr().expose_provenance() as u64,
                 output: outputs[rank].as_mut_ptr().expose_provenance() as u64,

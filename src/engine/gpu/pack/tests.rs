@@ -11,8 +11,8 @@ use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scal
 use std::sync::Arc;
 
 /// A call from which the test makes plans itself, with chunks of at most `chunk_max` elements.
-struct Case {
-    problem: Problem,
+pub(super) struct Case {
+    pub(super) problem: Problem,
     algorithm: Algorithm,
     channels: usize,
     granule: usize,
@@ -57,7 +57,7 @@ impl Case {
         self.pattern().slots()
     }
 
-    fn plan(&self, rank: usize) -> Plan {
+    pub(super) fn plan(&self, rank: usize) -> Plan {
         let Problem {
             collective,
             count,
@@ -95,22 +95,24 @@ impl Case {
         let launches: Vec<Vec<WorkBuffer>> = (0..nranks)
             .map(|rank| {
                 let plan = self.plan(rank);
-                let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
                 let mut op = self.problem.op;
                 if let (ReduceOp::PreMulSum(factor), Some(own)) =
                     (&mut op, self.problem.factors.get(rank))
                 {
                     *factor = *own;
                 }
-                let mut work_buffer = WorkBuffer::default();
                 let at = Addresses {
                     input: inputs[rank].as_ptr().expose_provenance() as u64,
                     output: outputs[rank].as_mut_ptr().expose_provenance() as u64,
                 };
-                work_buffer
-                    .add(&packed, work(&plan, op, at).unwrap())
-                    .unwrap();
-                vec![work_buffer]
+                let launches = PackedSchedule::launches(&plan.schedule, &plan.pattern).unwrap();
+                let packed = launches.iter().map(|packed| {
+                    let mut work_buffer = WorkBuffer::default();
+                    let work = work(&plan, op, at).unwrap();
+                    work_buffer.add(packed, work).unwrap();
+                    work_buffer
+                });
+                packed.collect()
             })
             .collect();
         let ended = World::new(&launches, self.codec.as_deref(), self.slots()).run();
@@ -129,7 +131,7 @@ impl Case {
             .collect()
     }
 
-    fn check(&self) {
+    pub(super) fn check(&self) {
         let inputs = self.inputs(Pattern::Small);
         let what = format!(
             "{} by {}/{} of {} rings on {} ranks, {}, {} channels",
@@ -151,12 +153,17 @@ impl Case {
     }
 }
 
-fn case(collective: Collective, algorithm: Algorithm, nranks: usize, channels: usize) -> Case {
+pub(super) fn case(
+    collective: Collective,
+    algorithm: Algorithm,
+    nranks: usize,
+    channels: usize,
+) -> Case {
     let flat = (Groups::ONE, Algorithm::Direct);
     case_on(flat, collective, algorithm, nranks, channels)
 }
 
-fn case_on(
+pub(super) fn case_on(
     (hosts, between): (Groups, Algorithm),
     collective: Collective,
     algorithm: Algorithm,
@@ -353,16 +360,23 @@ fn lossy_results_agree_on_all_ranks() {
     }
 }
 
+/// Returns the packed schedule of a plan that takes one launch.
+pub(super) fn only(plan: &Plan) -> PackedSchedule {
+    let mut launches = PackedSchedule::launches(&plan.schedule, &plan.pattern).unwrap();
+    assert_eq!(launches.len(), 1);
+    launches.swap_remove(0)
+}
+
 #[test]
 fn independent_steps_form_batches() {
     let plan = case(Collective::AllReduce, Algorithm::Direct, 8, 1).plan(3);
-    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let packed = only(&plan);
     let batches: Vec<u8> = packed.steps.iter().map(|step| step.batch).collect();
     assert_eq!(batches, [7, 0, 0, 0, 0, 0, 0, 1, 7, 0, 0, 0, 0, 0, 0]);
     // The host schedule splits a step with 31 peers into several steps; packing joins them into one
     // step.
     let plan = case(Collective::AllGather, Algorithm::Direct, 32, 1).plan(9);
-    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let packed = only(&plan);
     let source = packed.steps[0];
     assert_eq!(
         (source.op, source.nsend),
@@ -370,7 +384,7 @@ fn independent_steps_form_batches() {
     );
     assert_eq!(packed.steps[1].batch, 31);
     let plan = case(Collective::ReduceScatter, Algorithm::Direct, 32, 1).plan(9);
-    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let packed = only(&plan);
     let sum = packed.steps[packed.steps.len() - 1];
     assert_eq!((sum.nrecv, sum.own_after), (31, 9));
 }
@@ -380,7 +394,7 @@ fn work_buffer_has_the_layout_of_the_header() {
     let mut work_buffer = WorkBuffer::default();
     for rank in [0, 1] {
         let plan = case(Collective::AllReduce, Algorithm::Direct, 3, 2).plan(rank);
-        let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+        let packed = only(&plan);
         let at = Addresses {
             input: 32,
             output: 64 + 8 * rank as u64,

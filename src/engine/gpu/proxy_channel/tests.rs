@@ -133,7 +133,7 @@ impl Bench {
             },
             hosts: Groups::even_hosts(2, 1),
             topology: None,
-            gpu: Some(gpu),
+            gpu: Some(gpu.clone()),
         };
         let request = Request {
             collective: Collective::SendRecv,

@@ -7,7 +7,7 @@ use super::interpreter::{World, order};
 use crate::codec::Codec;
 use crate::gpu::abi::{self, KernelWork};
 use crate::gpu::abi::{
-    CommView, Control, Counters, Cursor, LINE_BYTES, MAX_RANKS, Protocol, SIGNATURE_WORDS,
+    CommView, Control, Counters, Cursor, LINE_BYTES, MAX_PEERS, Protocol, SIGNATURE_WORDS,
     TROUBLE_COMPLETE, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble,
 };
 use std::mem::offset_of;
@@ -26,7 +26,7 @@ struct Block {
     channel: usize,
     batches: Vec<(u64, usize, usize)>,
     at: usize,
-    /// Bit r is set once this block has received a message from rank r; `sent` marks ranks to which
+    /// Bit p is set once this block has received a message from peer p; `sent` marks peers to which
     /// it has sent.
     received: u32,
     sent: u32,
@@ -90,7 +90,7 @@ impl<'a> Kernel<'a> {
                 let (peer, sends, channel) = waiting.unwrap_or_default();
                 return self.report(Trouble {
                     kind: TROUBLE_TIMEOUT,
-                    peer: peer as u32,
+                    peer: self.view.ranks[peer].into(),
                     sends: u32::from(sends),
                     channel: channel as u32,
                     mine: blocks[0].work.signature,
@@ -121,7 +121,10 @@ impl<'a> Kernel<'a> {
     fn cursor(&self, channel: usize, peer: usize) -> &'a mut Cursor {
         let cursors = self.view.cursors as *mut Cursor;
         // SAFETY: the index lies inside the array of cursors; launches of one rank do not overlap.
-        unsafe { &mut *cursors.add(channel * MAX_RANKS + peer) }
+        unsafe {
+            let rank = usize::from(self.view.ranks[peer]);
+            &mut *cursors.add(channel * self.view.nranks as usize + rank)
+        }
     }
 
     fn counter(&self, base: u64, channel: usize, offset: usize) -> &'a AtomicU64 {
@@ -150,7 +153,7 @@ impl<'a> Kernel<'a> {
         let batch = block.batches.get(block.at)?;
         let first = &self.work_buffer.steps[batch.1];
         let channel = block.channel;
-        (0..MAX_RANKS).find_map(|peer| {
+        (0..MAX_PEERS).find_map(|peer| {
             let cursor = || self.cursor(channel, peer);
             let inbox = self.view.inbox[peer];
             if first.recv_mask >> peer & 1 == 1 {
@@ -208,7 +211,7 @@ impl<'a> Kernel<'a> {
                     if theirs != work.signature {
                         self.report(Trouble {
                             kind: TROUBLE_MISMATCH,
-                            peer: peer as u32,
+                            peer: self.view.ranks[peer].into(),
                             channel: channel as u32,
                             mine: work.signature,
                             theirs,

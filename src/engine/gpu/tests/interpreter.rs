@@ -33,6 +33,8 @@ impl WorkBuffer {
         let (peers, _) = take(rest, counts[2]);
         let channels = works.iter().map(|work| usize::from(work.channels)).sum();
         WorkBuffer {
+            // As in a communicator of few ranks.
+            ranks: (0..32).collect(),
             works,
             steps,
             peers,
@@ -131,8 +133,9 @@ impl<'a> World<'a> {
         let first = usize::from(step.peers);
         let middle = first + usize::from(step.nrecv);
         let end = middle + usize::from(step.nsend);
-        let peers = &self.work_buffer(block).peers;
-        let ranks = |peers: &[u8]| peers.iter().map(|&peer| usize::from(peer)).collect();
+        let WorkBuffer { peers, ranks, .. } = self.work_buffer(block);
+        let rank = |&peer: &u8| usize::from(ranks[usize::from(peer)]);
+        let ranks = |peers: &[u8]| peers.iter().map(rank).collect();
         (ranks(&peers[first..middle]), ranks(&peers[middle..end]))
     }
 
@@ -172,7 +175,14 @@ impl<'a> World<'a> {
                     .map(|&to| ((channel, rank, to), message.clone())),
             );
         }
-        let bits = |peers: &mut dyn Iterator<Item = usize>| peers.fold(0u32, |b, p| b | 1 << p);
+        let all = &self.work_buffer(block).ranks;
+        let number = |rank: usize| {
+            all.iter()
+                .position(|&one| usize::from(one) == rank)
+                .unwrap()
+        };
+        let bits =
+            |ranks: &mut dyn Iterator<Item = usize>| ranks.fold(0u32, |b, r| b | 1 << number(r));
         let used = (
             bits(&mut taken.iter().map(|wire| wire.1)),
             bits(&mut sent.iter().map(|(wire, _)| wire.2)),

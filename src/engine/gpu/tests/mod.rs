@@ -216,7 +216,7 @@ impl Connections for Wires {
     fn shape(&self) -> &PeerBufferLayout {
         &self.shape
     }
-    fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
+    fn view(&self, peers: &[u8], protocol: Protocol, timeout: Duration) -> CommView {
         CommView {
             inbox: [0; 32],
             outbox: [0; 32],
@@ -227,7 +227,8 @@ impl Connections for Wires {
             nranks: self.shape.nranks() as u32,
             fifo: self.shape.fifo(protocol),
             protocol: protocol as u32,
-            unused: 0,
+            npeers: peers.len() as u32,
+            ranks: std::array::from_fn(|peer| peers.get(peer).copied().unwrap_or(0)),
         }
     }
     fn epochs(&self) -> [u64; 2] {
