@@ -21,6 +21,9 @@
 //! [`EncodeStats::sum_squares`] may differ in its last bits, by the order of its additions. Any bytes
 //! decode to some numbers, because a codec does not trust the bytes that a peer sent.
 
+// Vector forms are instantiated for the instruction sets of x86-64 alone.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
+
 mod blocked;
 mod cast16;
 mod cast_bf16;

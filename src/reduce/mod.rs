@@ -8,6 +8,9 @@
 //! `number` and `format` specify the arithmetic of an element. `kernel` holds the loops, and `simd`
 //! compiles them for each instruction set. Every set gives the same bits.
 
+// Vector forms are instantiated for the instruction sets of x86-64 alone.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
+
 mod format;
 mod kernel;
 mod number;
