@@ -19,7 +19,7 @@ use crate::gpu::abi::{MAX_PEERS, MAX_RANKS};
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, ChunkPlace, Op, Own, Schedule, SchedulePattern};
-use crate::types::{Level, ReduceOp, Scalar};
+use crate::types::{Collective, Level, ReduceOp, Scalar};
 
 /// A rank's steps of one pass in one launch, in the form that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,8 +40,8 @@ impl PackedSchedule {
     /// and output. A rank without messages in a launch has no steps there, and leaves it out.
     ///
     /// # Errors
-    /// Unsupported if the schedule has more ranks, steps or stages than a kernel can number, or if a step has, or steps
-    /// that depend on each other have, more than [`MAX_PEERS`] peers.
+    /// Unsupported if the schedule has more ranks, steps or stages than a kernel can number, or if a launch would have
+    /// more than [`MAX_PEERS`] peers.
     pub fn launches(schedule: &Schedule, pattern: &SchedulePattern) -> Result<Vec<PackedSchedule>> {
         if schedule.nranks > MAX_RANKS {
             return Err(Error::new(
@@ -59,9 +59,13 @@ impl PackedSchedule {
                 schedule, pattern, &joined, ranks,
             )?]);
         }
-        let launches = match peer_ranks(&joined) {
-            few if few.len() <= MAX_PEERS => vec![joined],
-            many => in_turns(schedule, joined, many.len())?,
+        let has_turns = matches!(
+            pattern.collective,
+            Collective::AllToAll | Collective::Gather | Collective::Scatter
+        );
+        let launches = match has_turns && schedule.nranks - 1 > MAX_PEERS {
+            true => in_turns(schedule, joined)?,
+            false => vec![joined],
         };
         let launches = launches.into_iter();
         launches
@@ -76,6 +80,15 @@ impl PackedSchedule {
         joined: &[JoinedStep],
         ranks: Vec<u8>,
     ) -> Result<PackedSchedule> {
+        if ranks.len() > MAX_PEERS {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "a rank exchanges messages with {} others in a call, a kernel does with at most {MAX_PEERS}",
+                    ranks.len()
+                ),
+            ));
+        }
         let number = |rank: &u8| ranks.partition_point(|other| other < rank) as u8;
         let mut peers = Vec::new();
         let mut steps = Vec::with_capacity(joined.len());
@@ -244,36 +257,23 @@ const TURN: usize = MAX_PEERS / 2;
 
 /// Distributes steps that are independent of each other among launches, by the distance of the two ranks, which both
 /// know. What a rank sends to another and receives from it is in one launch: an all_to_all in place receives into the
-/// block that it sends. `peers` is the number of ranks with which the steps exchange messages.
+/// block that it sends.
 ///
 /// # Errors
-/// Unsupported if steps depend on each other.
-fn in_turns(
-    schedule: &Schedule,
-    steps: Vec<JoinedStep>,
-    peers: usize,
-) -> Result<Vec<Vec<JoinedStep>>> {
+/// Internal if a step has several peers.
+fn in_turns(schedule: &Schedule, steps: Vec<JoinedStep>) -> Result<Vec<Vec<JoinedStep>>> {
     let nranks = schedule.nranks;
     let mut turns: Vec<Vec<JoinedStep>> = Vec::new();
     turns.resize_with((nranks / 2).div_ceil(TURN), Vec::new);
     for step in steps {
-        let other = match (&step.op, &step.recv[..], &step.send[..]) {
-            (Op::Copy, [], []) => None,
-            (Op::Send, [], [other]) | (Op::Recv, [other], []) => Some(usize::from(*other)),
-            _ => {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "a schedule in which a rank exchanges dependent messages with {peers} others: a kernel \
-                         does with at most {MAX_PEERS}"
-                    ),
-                ));
+        let distance = match (&step.op, &step.recv[..], &step.send[..]) {
+            (Op::Copy, [], []) => 1,
+            (Op::Send, [], [other]) | (Op::Recv, [other], []) => {
+                let ahead = (usize::from(*other) + nranks - schedule.rank) % nranks;
+                ahead.min(nranks - ahead)
             }
+            _ => return Err(Error::internal("steps of several peers have no turns")),
         };
-        let distance = other.map_or(1, |other| {
-            let ahead = (other + nranks - schedule.rank) % nranks;
-            ahead.min(nranks - ahead)
-        });
         turns[(distance - 1) / TURN].push(step);
     }
     Ok(turns)
