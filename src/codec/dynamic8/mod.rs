@@ -152,7 +152,9 @@ mod tests {
     fn lines_and_nearest_magnitudes_agree() {
         let dynamic = Dynamic::new();
         let every = !cfg!(debug_assertions);
-        super::super::lines::check(&dynamic.magnitudes, &dynamic.lines, every);
+        let left = super::super::lines::check(&dynamic.magnitudes, &dynamic.lines, every);
+        // Of all numbers, functions that decide leave few to the buckets.
+        assert!(!every || left <= 20_000, "{left}");
     }
 
     fn magnitude(y: f32) -> f32 {
