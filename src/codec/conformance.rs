@@ -67,7 +67,11 @@ fn encode(codec: &dyn Codec, x: &[f32]) -> (Vec<u8>, EncodeStats) {
     // Without statistics, loops of some codecs leave out a scan.
     let mut bare = vec![0xee; wire.len()];
     codec.encode(span, x, scale_of(codec, x), &mut bare, None);
-    assert!(wire == bare, "{} encodes differently without statistics", codec.spec());
+    assert!(
+        wire == bare,
+        "{} encodes differently without statistics",
+        codec.spec()
+    );
     (wire, stats)
 }
 

@@ -51,9 +51,20 @@ pub fn candidates(
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "{} by {asked} on {} ranks: each exchanges messages with all others, and a kernel \
+                    "{} by {asked} on {} ranks: a rank exchanges messages with all others, and a kernel \
                      does with at most {MAX_PEERS}; use another algorithm",
                     request.collective, limits.nranks
+                ),
+            ));
+        }
+        if asked == Algorithm::Hierarchical && !all.contains(&asked) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} by hierarchical on {}: a rank exchanges messages with more than {MAX_PEERS} others, \
+                     with which a kernel cannot; use ring",
+                    request.collective,
+                    limits.groups()
                 ),
             ));
         }

@@ -282,7 +282,7 @@ pub fn matches_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
     })
 }
 
-/// As [`matches_host_engine`], with this judgement of a case's outputs.
+/// Compares with the host engine like [`matches_host_engine`]; `judge` judges a case's outputs.
 pub fn has_bits_of_host_engine(
     world: &World,
     cases: &[Case],

@@ -40,12 +40,12 @@ fn possible(mut case: Case) -> Case {
         algorithm,
         ..
     } = case.call;
-    let has_turns = matches!(
+    let is_divisible = matches!(
         collective,
         Collective::AllToAll | Collective::Gather | Collective::Scatter | Collective::SendRecv
     );
     let sends_to_all = matches!(algorithm, Some(Algorithm::Direct | Algorithm::OneShot));
-    if sends_to_all && !has_turns {
+    if sends_to_all && !is_divisible {
         case.call.algorithm = None;
     }
     case

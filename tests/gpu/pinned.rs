@@ -188,6 +188,17 @@ fn figures(setup: &Setup, nranks: usize, dtype: DType) -> Verdict {
         ));
     }
     let text = lines.join("; ");
+    let limits = [
+        if dtype == DType::F32 { 1e-6 } else { 0.01 },
+        0.02,
+        0.03,
+        0.2,
+    ];
+    let errors = measured[0].2.map(|[rms, _]| rms);
+    let is_right = errors.iter().zip(limits).all(|(rms, limit)| *rms < limit);
+    ensure(is_right, || {
+        format!("RMS errors {errors:?} of {SPECS:?}: {text}")
+    })?;
     ensure(part >= LEAST, || text.clone())?;
     Ok(text)
 }

@@ -11,12 +11,15 @@ use crate::gpu::Stream;
 use crate::types::SIGNATURE_WORDS;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Largest number of queues of a GPU for the launches of streams (`CUDA_DEVICE_MAX_CONNECTIONS`).
 const MOST_QUEUES: usize = 32;
+/// Longest wait for the work of a stream, which may be the user's.
+const LAUNCH_PATIENCE: Duration = Duration::from_secs(3600);
 
 impl GpuEngine {
-    /// Waits for the launches of a stream before it gets another one of the same call, if more ranks share a GPU than it
+    /// Waits for the launches of a stream before it gets another one of the same group, if more ranks share a GPU than it
     /// has queues: the launch could otherwise wait at the head of a queue in which a launch of another rank follows,
     /// for which the launches before wait.
     pub(super) fn wait_between_launches(
@@ -27,7 +30,8 @@ impl GpuEngine {
         let gpu = self.planner.limits().gpu.as_ref();
         let ranks_per_gpu = gpu.map_or(1, |gpu| gpu.pairs.ranks_per_gpu);
         match (ranks_per_gpu > MOST_QUEUES, capture) {
-            (true, None) => stream.wait(self.timeout),
+            // Each wait for a peer has a deadline in the kernel, so its launch ends.
+            (true, None) => stream.wait(LAUNCH_PATIENCE),
             _ => Ok(()),
         }
     }
@@ -41,6 +45,9 @@ impl GpuEngine {
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
+        if messages.is_empty() {
+            return Ok(());
+        }
         let gpu = self.planner.limits().gpu.clone();
         let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
         // Messages of each launch. Both ends compute the same keys, and launch in the order of the
@@ -81,12 +88,8 @@ impl GpuEngine {
                 let captured = capture.is_some();
                 let call = &calls[index];
                 let run = &prepared[index];
-                // A rank that is neither end of a message has no steps.
-                let Some(packed) = run.packed.first() else {
-                    continue;
-                };
                 run.add_to(
-                    (&mut work_buffer, packed),
+                    (&mut work_buffer, &run.packed[0]),
                     call,
                     signature,
                     None,

@@ -8,8 +8,9 @@
 //! residuals      error feedback                sample_window   coded sums beside exact sums
 //! statistics     of input and output       teardown        the end
 //! ```
-//! A call is one launch. Sends and receives between two collectives of a group share launches; see
-//! `messages`. No host thread blocks in a call except on locks. The [`Watchdog`] turns timeouts and
+//! A call is one launch, but some calls of more than 32 ranks take several. Sends and receives between two
+//! collectives of a group share launches; see `messages`. No host thread blocks in a call except on locks, and
+//! between launches where more than 32 ranks share a GPU. The [`Watchdog`] turns timeouts and
 //! mismatches of kernels into the communicator's fault. The `proxy` carries messages to other hosts.
 
 mod connections;
@@ -375,6 +376,9 @@ impl GpuEngine {
         let stream = streams.next();
         let stream = stream.unwrap_or_else(|| self.stream(head.buffers.stream()));
         for (index, call) in calls.iter().enumerate() {
+            if index > 0 && call.request.collective != Collective::SendRecv {
+                self.wait_between_launches(&stream, capture)?;
+            }
             let run = &prepared[index];
             let signature = self.begin(call, &run.plan, capture);
             reports.push(self.report(call, run));

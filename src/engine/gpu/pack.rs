@@ -59,12 +59,12 @@ impl PackedSchedule {
                 schedule, pattern, &joined, ranks,
             )?]);
         }
-        let has_turns = matches!(
+        let is_divisible = matches!(
             pattern.collective,
             Collective::AllToAll | Collective::Gather | Collective::Scatter
         );
-        let launches = match has_turns && schedule.nranks - 1 > MAX_PEERS {
-            true => in_turns(schedule, joined)?,
+        let launches = match is_divisible && schedule.nranks - 1 > MAX_PEERS {
+            true => by_distance(schedule, joined)?,
             false => vec![joined],
         };
         let launches = launches.into_iter();
@@ -253,7 +253,7 @@ fn peer_ranks(steps: &[JoinedStep]) -> Vec<u8> {
 }
 
 /// Distances of ranks whose messages share a launch. Each rank has two others at a distance.
-const TURN: usize = MAX_PEERS / 2;
+const DISTANCES_PER_LAUNCH: usize = MAX_PEERS / 2;
 
 /// Distributes steps that are independent of each other among launches, by the distance of the two ranks, which both
 /// know. What a rank sends to another and receives from it is in one launch: an all_to_all in place receives into the
@@ -261,10 +261,10 @@ const TURN: usize = MAX_PEERS / 2;
 ///
 /// # Errors
 /// Internal if a step has several peers.
-fn in_turns(schedule: &Schedule, steps: Vec<JoinedStep>) -> Result<Vec<Vec<JoinedStep>>> {
+fn by_distance(schedule: &Schedule, steps: Vec<JoinedStep>) -> Result<Vec<Vec<JoinedStep>>> {
     let nranks = schedule.nranks;
-    let mut turns: Vec<Vec<JoinedStep>> = Vec::new();
-    turns.resize_with((nranks / 2).div_ceil(TURN), Vec::new);
+    let mut launches: Vec<Vec<JoinedStep>> = Vec::new();
+    launches.resize_with((nranks / 2).div_ceil(DISTANCES_PER_LAUNCH), Vec::new);
     for step in steps {
         let distance = match (&step.op, &step.recv[..], &step.send[..]) {
             (Op::Copy, [], []) => 1,
@@ -272,11 +272,11 @@ fn in_turns(schedule: &Schedule, steps: Vec<JoinedStep>) -> Result<Vec<Vec<Joine
                 let ahead = (usize::from(*other) + nranks - schedule.rank) % nranks;
                 ahead.min(nranks - ahead)
             }
-            _ => return Err(Error::internal("steps of several peers have no turns")),
+            _ => return Err(Error::internal("a step of several peers has no distance")),
         };
-        turns[(distance - 1) / TURN].push(step);
+        launches[(distance - 1) / DISTANCES_PER_LAUNCH].push(step);
     }
-    Ok(turns)
+    Ok(launches)
 }
 
 /// Consecutive steps for which a kernel waits once.
