@@ -61,7 +61,9 @@ fn dockerfile_installs_the_package_that_is_built() {
     }
     assert_eq!(instructions[..2], ["ARG", "FROM"]);
     // The name of the package, as scripts/package writes it with the version between.
-    assert!(read("scripts/package").contains("/cinch_${version}_amd64.deb\""));
+    let package = read("scripts/package");
+    assert!(package.contains("/cinch_${version}_$debian_arch.deb\""));
+    assert!(package.contains("debian_arch=amd64"));
     assert!(text.contains("COPY cinch_*_amd64.deb /tmp/"));
     assert!(text.contains(" /tmp/cinch_*_amd64.deb "));
 }

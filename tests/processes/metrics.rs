@@ -116,7 +116,8 @@ fn files_have_all_calls_and_name_the_rank_that_comes_late() {
     let timed = sum(&files[0], "cinch_timed_call_seconds_total", &[]);
     // On a busy machine rank 0 may come later than rank 1.
     assert!(waited > 0.2 * late, "{waited} of {late} s: {:?}", files[0]);
-    assert!(timed >= waited, "{timed} {waited}");
+    // Waits of small calls count too, of which one in 64 is timed.
+    assert!(1.05 * timed >= waited, "{timed} {waited}");
     let other = sum(&files[1], "cinch_peer_wait_seconds_total", &["peer=\"0\""]);
     assert!(other < 0.5 * waited, "{other} beside {waited}");
     let advised = launcher::output(
