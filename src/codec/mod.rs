@@ -35,7 +35,6 @@ mod info;
 mod kernel_info;
 mod kernel_params;
 mod linear8;
-mod lines;
 mod mantissa8;
 mod minmax;
 mod onebit;

@@ -1,8 +1,8 @@
 //! Loops over the blocks of a span. [`BlockLoops`] holds the inner loops over one block, in scalar
 //! and in vector form.
 
-use super::super::pack::{code_bytes, load, load_part, put, store, store_packed, store_part, take};
-use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, four, load_part as load_floats};
+use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
+use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, load_part as load_floats};
 use super::super::stats::scan_slowly;
 use super::super::wire::{read_number, write_number};
 use super::super::{EncodeStats, RoundingRandom};
@@ -45,8 +45,6 @@ impl Scan {
 
 /// Inner loops over the elements of one block. Implementations are `#[inline(always)]`.
 trait BlockLoops<F: BlockFormat> {
-    /// Whether the format may fit a block that has not been scanned.
-    const FITS_UNSCANNED: bool;
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan;
     fn fit(&self, x: &[f32], largest: f32) -> Numbers;
     /// Encodes finite elements. The first number of `random` is for the first element of `x`.
@@ -108,29 +106,20 @@ impl<F: BlockFormat> EncodeBlocks<'_, F> {
         let mut stats = EncodeStats::default();
         let codes = self.codes.chunks_mut(code_bytes(self.block, F::BITS));
         for (index, (x, codes)) in self.src.chunks(self.block).zip(codes).enumerate() {
-            let largest = if P::FITS_UNSCANNED && !STATS {
-                Some(0.0)
+            let scan = loops.scan::<STATS>(x);
+            if STATS {
+                scan.record(&mut stats, x);
+            }
+            let numbers = if scan.is_finite() {
+                loops.fit(x, f32::from_bits(scan.max_bits))
             } else {
-                let scan = loops.scan::<STATS>(x);
-                if STATS {
-                    scan.record(&mut stats, x);
-                }
-                scan.is_finite().then(|| f32::from_bits(scan.max_bits))
+                [f32::NAN; 2]
             };
-            let numbers = match largest {
-                Some(largest) => loops.fit(x, largest),
-                None => [f32::NAN; 2],
-            };
-            let is_finite = match P::FITS_UNSCANNED {
-                true => numbers.iter().all(|number| number.is_finite()),
-                false => largest.is_some(),
-            };
-            let numbers = if is_finite { numbers } else { [f32::NAN; 2] };
             for (which, &number) in numbers[..F::NUMBERS].iter().enumerate() {
                 let at = (self.first_block + index) * F::NUMBERS + which;
                 write_number(self.numbers, at, number);
             }
-            if !is_finite || F::is_zero(numbers) {
+            if !scan.is_finite() || F::is_zero(numbers) {
                 codes.fill(0);
                 continue;
             }
@@ -338,8 +327,6 @@ struct ScalarLoops<'a, F> {
 }
 
 impl<F: BlockFormat> BlockLoops<F> for ScalarLoops<'_, F> {
-    const FITS_UNSCANNED: bool = false;
-
     #[inline(always)]
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan {
         let bits = x.iter().map(|x| x.to_bits() & 0x7fff_ffff);
@@ -422,8 +409,6 @@ impl<'a, F: BlockFormat, L: Lanes> VectorLoops<'a, F, L> {
 }
 
 impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
-    const FITS_UNSCANNED: bool = F::FIT_FINDS_NON_FINITE;
-
     #[inline(always)]
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan {
         let lanes = self.lanes;
@@ -470,33 +455,18 @@ impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
         random: RoundingRandom,
         codes: &mut [u8],
     ) {
-        let lanes = self.lanes;
-        let quads = x.len() / (4 * L::N) * (4 * L::N);
-        let (first, rest) = x.split_at(quads);
-        let (quad_codes, codes) = codes.split_at_mut(code_bytes(quads, F::BITS));
-        let out = quad_codes.chunks_exact_mut(code_bytes(4 * L::N, F::BITS));
-        for (index, (x, out)) in first.chunks_exact(4 * L::N).zip(out).enumerate() {
-            let x = four!(i => lanes.load(&x[i * L::N..]));
-            let at = index * 4 * L::N;
-            let packed = if DRAW {
-                let u = four!(i => random.fractions(lanes, at + i * L::N));
-                F::draw_packed(lanes, self.registers, encoder, x, u)
-            } else {
-                F::code_packed(lanes, self.registers, encoder, x)
-            };
-            store_packed(F::BITS, lanes, packed, out);
-        }
-        let mut whole = rest.chunks_exact(L::N);
+        let mut whole = x.chunks_exact(L::N);
         let mut out = codes.chunks_exact_mut(code_bytes(L::N, F::BITS));
         for (index, (x, out)) in (&mut whole).zip(&mut out).enumerate() {
-            let code = self.code::<DRAW>(lanes.load(x), encoder, random, quads + index * L::N);
-            store(F::BITS, lanes, code, out);
+            let x = self.lanes.load(x);
+            let code = self.code::<DRAW>(x, encoder, random, index * L::N);
+            store(F::BITS, self.lanes, code, out);
         }
         let rest = whole.remainder();
         if !rest.is_empty() {
             let at = x.len() - rest.len();
             let code = self.code::<DRAW>(load_floats(self.lanes, rest), encoder, random, at);
-            let out = &mut codes[code_bytes(at - quads, F::BITS)..];
+            let out = &mut codes[code_bytes(at, F::BITS)..];
             store_part(F::BITS, self.lanes, code, rest.len(), out);
         }
     }

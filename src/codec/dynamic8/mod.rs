@@ -11,14 +11,15 @@
 //!
 //! With a seed, rounding is stochastic and unbiased; see [`super::blocked::Scaled`].
 
+mod segments;
 mod simd;
 
 use super::blocked::{Blocked, Draws, Scaled, ScaledFormat};
 use super::feedback::Contraction;
-use super::lines::Lines;
 use super::table::Magnitudes;
 use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange};
 use crate::types::CodecKind;
+use segments::Segments;
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
@@ -40,19 +41,16 @@ pub(super) const INFO: CodecInfo = CodecInfo {
 #[derive(Debug)]
 pub(super) struct Dynamic {
     magnitudes: Magnitudes,
-    lines: Lines,
+    segments: Segments,
     /// Magnitudes in ascending order.
     ranked: [f32; 128],
 }
-
-/// Numbers of equally distant magnitudes: 0, the leaves of each half of a decade, and 1.
-const REGIONS: [usize; 14] = [1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 32, 1];
 
 impl Dynamic {
     pub fn new() -> Dynamic {
         let magnitudes = Magnitudes::new(std::array::from_fn(|code| value_of(code as u32)));
         Dynamic {
-            lines: Lines::new(&magnitudes, &REGIONS),
+            segments: Segments::new(magnitudes.thresholds()),
             ranked: std::array::from_fn(|rank| magnitudes.sorted()[rank]),
             magnitudes,
         }
@@ -147,15 +145,6 @@ fn value_of(code: u32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_and_nearest_magnitudes_agree() {
-        let dynamic = Dynamic::new();
-        let every = !cfg!(debug_assertions);
-        let left = super::super::lines::check(&dynamic.magnitudes, &dynamic.lines, every);
-        // Functions that decide leave few numbers to the buckets.
-        assert!(!every || left <= 20_000, "{left}");
-    }
 
     fn magnitude(y: f32) -> f32 {
         let dynamic = Dynamic::new();

@@ -1,7 +1,7 @@
 //! Vectors of sixteen elements: AVX-512 F, BW, DQ and VL.
 
+use super::Lanes;
 use super::avx2::last_index;
-use super::{Lanes, four};
 use std::arch::x86_64::*;
 
 /// Token that proves that the machine has AVX-512 F, BW, DQ and VL.
@@ -34,6 +34,7 @@ impl Lanes for Avx512 {
     type M = __mmask16;
     type D = (__m512d, __m512d);
     type T16<'a> = __m512;
+    type T32<'a> = [__m512; 2];
     type T128<'a> = [__m512; 8];
 
     #[inline(always)]
@@ -66,87 +67,6 @@ impl Lanes for Avx512 {
         // SAFETY: the token `self` proves the instruction set. `to` has 16 bytes; the instruction
         // accepts any alignment.
         unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(v)) }
-    }
-
-    #[inline(always)]
-    fn pack(self, v: [__m512i; 4]) -> __m512i {
-        op!(_mm512_packus_epi16(
-            _mm512_packs_epi32(v[0], v[1]),
-            _mm512_packs_epi32(v[2], v[3]),
-        ))
-    }
-
-    #[inline(always)]
-    fn with_signs(self, bytes: __m512i, of: [__m512; 4]) -> __m512i {
-        let of = four!(i => self.bits(of[i]));
-        op!({
-            // Signed saturation keeps the sign.
-            let signs = _mm512_packs_epi16(
-                _mm512_packs_epi32(of[0], of[1]),
-                _mm512_packs_epi32(of[2], of[3]),
-            );
-            let signs = _mm512_and_si512(signs, _mm512_set1_epi8(i8::MIN));
-            let is_nonzero = _mm512_test_epi8_mask(bytes, bytes);
-            _mm512_or_si512(bytes, _mm512_maskz_mov_epi8(is_nonzero, signs))
-        })
-    }
-
-    #[inline(always)]
-    fn in_order(self, bytes: __m512i) -> __m512i {
-        op!({
-            #[rustfmt::skip]
-            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-            _mm512_permutexvar_epi32(order, bytes)
-        })
-    }
-
-    #[inline(always)]
-    fn lookup_bytes(self, table: &[u8; 16], at: __m512i) -> __m512i {
-        // SAFETY: the token `self` proves the instruction set. `table` has 16 bytes; the instruction
-        // accepts any alignment.
-        unsafe {
-            let table = _mm_loadu_si128(table.as_ptr().cast());
-            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at)
-        }
-    }
-
-    #[inline(always)]
-    fn min_bytes(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_min_epu8(a, b))
-    }
-
-    #[inline(always)]
-    fn store_bytes(self, v: __m512i, to: &mut [u8]) {
-        let to: &mut [u8; 64] = to.first_chunk_mut().unwrap();
-        // SAFETY: the token `self` proves the instruction set. `to` has 64 bytes; the instruction
-        // accepts any alignment.
-        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), v) }
-    }
-
-    #[inline(always)]
-    fn store_bits<const BITS: usize>(self, v: __m512i, to: &mut [u8]) {
-        match BITS {
-            1 => {
-                let bits = op!(_mm512_test_epi8_mask(v, v));
-                to[..8].copy_from_slice(&bits.to_le_bytes());
-            }
-            2 => {
-                let words = op!({
-                    let pairs = _mm512_maddubs_epi16(v, _mm512_set1_epi16(0x0401));
-                    _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x0010_0001))
-                });
-                self.store_u8(words, to);
-            }
-            _ => {
-                let to: &mut [u8; 32] = to.first_chunk_mut().unwrap();
-                // SAFETY: the token `self` proves the instruction set. `to` has 32 bytes; the
-                // instruction accepts any alignment.
-                unsafe {
-                    let pairs = _mm512_maddubs_epi16(v, _mm512_set1_epi16(0x1001));
-                    _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi16_epi8(pairs));
-                }
-            }
-        }
     }
 
     #[inline(always)]
@@ -240,13 +160,6 @@ impl Lanes for Avx512 {
         op!(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b))
     }
     #[inline(always)]
-    fn all_gt(self, v: [__m512; 4], limit: __m512) -> bool {
-        op!({
-            let least = _mm512_min_ps(_mm512_min_ps(v[0], v[1]), _mm512_min_ps(v[2], v[3]));
-            _mm512_cmp_ps_mask::<_CMP_GT_OQ>(least, limit) == 0xffff
-        })
-    }
-    #[inline(always)]
     fn select(self, m: __mmask16, yes: __m512, no: __m512) -> __m512 {
         op!(_mm512_mask_blend_ps(m, no, yes))
     }
@@ -298,31 +211,6 @@ impl Lanes for Avx512 {
         op!(_mm512_cmpgt_epi32_mask(a, b))
     }
     #[inline(always)]
-    fn increment(self, m: __mmask16, a: __m512i) -> __m512i {
-        op!(_mm512_mask_add_epi32(a, m, a, _mm512_set1_epi32(1)))
-    }
-    #[inline(always)]
-    fn subs_u16(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_subs_epu16(a, b))
-    }
-    #[inline(always)]
-    fn mul_halves(self, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_madd_epi16(a, b))
-    }
-    #[inline(always)]
-    fn any_low_half_below(self, v: [__m512i; 4], limit: i32) -> bool {
-        op!({
-            let least =
-                _mm512_min_epu16(_mm512_min_epu16(v[0], v[1]), _mm512_min_epu16(v[2], v[3]));
-            let limit = _mm512_set1_epi16(limit as i16);
-            _mm512_mask_cmplt_epu16_mask(0x5555_5555, least, limit) != 0
-        })
-    }
-    #[inline(always)]
-    fn any(self, m: __mmask16) -> bool {
-        m != 0
-    }
-    #[inline(always)]
     fn eq_i(self, a: __m512i, b: __m512i) -> __mmask16 {
         op!(_mm512_cmpeq_epi32_mask(a, b))
     }
@@ -371,6 +259,10 @@ impl Lanes for Avx512 {
         self.load(table)
     }
     #[inline(always)]
+    fn table32(self, table: &[f32; 32]) -> [__m512; 2] {
+        [self.load(table), self.load(&table[16..])]
+    }
+    #[inline(always)]
     fn table128(self, table: &[f32; 128]) -> [__m512; 8] {
         [
             self.load(table),
@@ -389,8 +281,8 @@ impl Lanes for Avx512 {
         op!(_mm512_permutexvar_ps(at, table))
     }
     #[inline(always)]
-    fn lookup_upper(self, table: __m512, at: __m512i) -> __m512 {
-        self.lookup16(table, at)
+    fn lookup32(self, table: [__m512; 2], at: __m512i) -> __m512 {
+        op!(_mm512_permutex2var_ps(table[0], at, table[1]))
     }
     /// Looks up a quarter of the table with each two-register permutation, which reads bits 0 to 4
     /// of the index. Bits 5 and 6 then select the quarter.
@@ -454,27 +346,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn add_by_sign(
-        self,
-        above: (__m512d, __m512d),
-        below: (__m512d, __m512d),
-        a: __m512,
-    ) -> ((__m512d, __m512d), (__m512d, __m512d)) {
-        // A sum starts at +0, which neither zero changes. The second operand is returned if it is NaN.
+    fn add_wide(self, sum: (__m512d, __m512d), a: __m512) -> (__m512d, __m512d) {
         op!({
-            let zero = _mm512_setzero_pd();
             let low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
             let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(a));
-            (
-                (
-                    _mm512_add_pd(above.0, _mm512_max_pd(zero, low)),
-                    _mm512_add_pd(above.1, _mm512_max_pd(zero, high)),
-                ),
-                (
-                    _mm512_add_pd(below.0, _mm512_min_pd(zero, low)),
-                    _mm512_add_pd(below.1, _mm512_min_pd(zero, high)),
-                ),
-            )
+            (_mm512_add_pd(sum.0, low), _mm512_add_pd(sum.1, high))
         })
     }
 

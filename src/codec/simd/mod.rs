@@ -86,32 +86,6 @@ fn launch_avx512<K: SimdKernel>(kernel: K) -> K::Output {
     kernel.vector(unsafe { avx512::Avx512::new() })
 }
 
-/// Evaluates an expression for the numbers 0 to 3 and returns an array. A closure would not be inlined, and so
-/// compiled without the instruction set.
-macro_rules! four {
-    ($i:ident => $value:expr) => {
-        [
-            {
-                let $i: usize = 0;
-                $value
-            },
-            {
-                let $i: usize = 1;
-                $value
-            },
-            {
-                let $i: usize = 2;
-                $value
-            },
-            {
-                let $i: usize = 3;
-                $value
-            },
-        ]
-    };
-}
-pub(super) use four;
-
 /// Operations on vectors of [`Lanes::N`] elements. Floats in registers are fp32, and integers have 32 bits.
 /// No operation flushes subnormals or reorders arithmetic.
 pub(super) trait Lanes: Copy {
@@ -127,6 +101,8 @@ pub(super) trait Lanes: Copy {
     type D: Copy;
     /// Table of 16 floats, in registers if they fit.
     type T16<'a>: Copy;
+    /// Table of 32 floats, in registers if they fit.
+    type T32<'a>: Copy;
     /// Table of 128 floats, in registers if they fit.
     type T128<'a>: Copy;
 
@@ -138,27 +114,6 @@ pub(super) trait Lanes: Copy {
     fn load_u8(self, from: &[u8]) -> Self::I;
     /// Stores the low byte of each element; all must be below 256.
     fn store_u8(self, v: Self::I, to: &mut [u8]);
-    /// Packs four vectors of elements below 256 into a vector of 4N bytes, in the order of this instruction set.
-    fn pack(self, v: [Self::I; 4]) -> Self::I;
-    /// Sets bit 7 of each nonzero byte, as [`Lanes::pack`] returns them, to the sign of its element of `of`. All
-    /// bytes must be below 128, or have no nonzero sign.
-    fn with_signs(self, bytes: Self::I, of: [Self::F; 4]) -> Self::I;
-    /// Orders the bytes that [`Lanes::pack`] returns.
-    fn in_order(self, bytes: Self::I) -> Self::I;
-    /// Packs four vectors of elements below 256 into a vector of 4N bytes, in order.
-    #[inline(always)]
-    fn pack_bytes(self, v: [Self::I; 4]) -> Self::I {
-        self.in_order(self.pack(v))
-    }
-    /// Returns the table entries at the indexes in the bytes of `at`, all below 16.
-    fn lookup_bytes(self, table: &[u8; 16], at: Self::I) -> Self::I;
-    /// Returns the smaller of each two unsigned bytes.
-    fn min_bytes(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Stores the 4N bytes of a vector.
-    fn store_bytes(self, v: Self::I, to: &mut [u8]);
-    /// Stores the low 4, 2 or 1 bits of each of the 4N bytes of a vector next to each other; the bits
-    /// above must be zero.
-    fn store_bits<const BITS: usize>(self, v: Self::I, to: &mut [u8]);
     /// Loads N little-endian 16-bit integers and widens them.
     fn load_u16(self, from: &[u8]) -> Self::I;
     /// Stores the low two bytes of each element; all must be below 65,536.
@@ -182,8 +137,6 @@ pub(super) trait Lanes: Copy {
     /// Rounds up to an integer.
     fn ceil(self, a: Self::F) -> Self::F;
     fn gt(self, a: Self::F, b: Self::F) -> Self::M;
-    /// Returns whether all elements are larger than `limit`.
-    fn all_gt(self, v: [Self::F; 4], limit: Self::F) -> bool;
     fn select(self, m: Self::M, yes: Self::F, no: Self::F) -> Self::F;
 
     fn splat_i(self, x: i32) -> Self::I;
@@ -202,16 +155,6 @@ pub(super) trait Lanes: Copy {
     fn min_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Returns whether a > b, as signed integers.
     fn gt_i(self, a: Self::I, b: Self::I) -> Self::M;
-    /// Adds 1 to each element of `a` where `m` is set.
-    fn increment(self, m: Self::M, a: Self::I) -> Self::I;
-    /// Returns a - b of the unsigned halves of each element, or 0 where b is larger.
-    fn subs_u16(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Returns the products of the high halves of each element plus those of the low halves, all signed.
-    fn mul_halves(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Returns whether the low half of any element, as an unsigned number, is below `limit`, from 1 to 32,767.
-    fn any_low_half_below(self, v: [Self::I; 4], limit: i32) -> bool;
-    /// Returns whether a truth value is true.
-    fn any(self, m: Self::M) -> bool;
     fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
     fn select_i(self, m: Self::M, yes: Self::I, no: Self::I) -> Self::I;
     fn shl<const S: u32>(self, a: Self::I) -> Self::I;
@@ -222,7 +165,7 @@ pub(super) trait Lanes: Copy {
     fn bits(self, a: Self::F) -> Self::I;
     /// Returns the floats that have these bits.
     fn float(self, a: Self::I) -> Self::F;
-    /// Returns the integer part of each float. NaN and numbers beyond 32-bit integers become [`i32::MIN`].
+    /// Returns the integer part of each float; it must fit a 32-bit integer.
     fn truncate(self, a: Self::F) -> Self::I;
     /// Converts integers to floats.
     fn convert(self, a: Self::I) -> Self::F;
@@ -232,12 +175,12 @@ pub(super) trait Lanes: Copy {
     fn widen_f16(self, a: Self::I) -> Self::F;
 
     fn table16(self, table: &[f32; 16]) -> Self::T16<'_>;
+    fn table32(self, table: &[f32; 32]) -> Self::T32<'_>;
     fn table128(self, table: &[f32; 128]) -> Self::T128<'_>;
-    /// Returns the table entries at the indexes `at`, all below 16.
+    /// Returns the table entries whose indexes are the low 4 bits of `at`.
     fn lookup16(self, table: Self::T16<'_>, at: Self::I) -> Self::F;
-    /// Returns the table entries at the indexes `at`, all from 8 to 15, or all up to 15 if the
-    /// upper half of the table equals the lower.
-    fn lookup_upper(self, table: Self::T16<'_>, at: Self::I) -> Self::F;
+    /// Returns the table entries whose indexes are the low 5 bits of `at`.
+    fn lookup32(self, table: Self::T32<'_>, at: Self::I) -> Self::F;
     /// Returns the table entries whose indexes are the low 7 bits of `at`.
     fn lookup128(self, table: Self::T128<'_>, at: Self::I) -> Self::F;
     /// Returns the table entries at the indexes `at`. An index that is negative or beyond the table
@@ -251,9 +194,8 @@ pub(super) trait Lanes: Copy {
     fn zero_sum(self) -> Self::D;
     /// Returns sum + a * a in fp64.
     fn add_squares(self, sum: Self::D, a: Self::F) -> Self::D;
-    /// Returns `above` + a where a is 0 or more, and `below` + a where a is less than 0, in fp64. NaN is added to
-    /// both.
-    fn add_by_sign(self, above: Self::D, below: Self::D, a: Self::F) -> (Self::D, Self::D);
+    /// Returns sum + a in fp64.
+    fn add_wide(self, sum: Self::D, a: Self::F) -> Self::D;
     /// Stores the N sums to `to`, in the order of the elements.
     fn sums(self, sum: Self::D, to: &mut [f64]);
     fn total(self, sum: Self::D) -> f64;
