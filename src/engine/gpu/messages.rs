@@ -19,10 +19,10 @@ const MOST_QUEUES: usize = 32;
 const LAUNCH_PATIENCE: Duration = Duration::from_secs(3600);
 
 impl GpuEngine {
-    /// Waits for the launches of a stream before it gets another one of the same group, if more ranks share a GPU than it
-    /// has queues: the launch could otherwise wait at the head of a queue in which a launch of another rank follows,
+    /// Waits for the launches of a stream before it gets another one, if more ranks share a GPU than it has queues: the
+    /// launch could otherwise wait at the head of a queue in which a launch of another rank follows,
     /// for which the launches before wait.
-    pub(super) fn wait_between_launches(
+    pub(super) fn wait_for_earlier_launches(
         &self,
         stream: &Stream,
         capture: Option<u64>,
@@ -78,10 +78,7 @@ impl GpuEngine {
             launches.entry(key).or_default().push(position);
             *number += 1;
         }
-        for (number, positions) in launches.values().enumerate() {
-            if number > 0 {
-                self.wait_between_launches(stream, capture)?;
-            }
+        for positions in launches.values() {
             let mut work_buffer = WorkBuffer::default();
             for &position in positions {
                 let (index, signature) = messages[position];

@@ -10,7 +10,7 @@
 //! ```
 //! A call is one launch, but some calls of more than 32 ranks take several. Sends and receives between two
 //! collectives of a group share launches; see `messages`. No host thread blocks in a call except on locks, and
-//! between launches where more than 32 ranks share a GPU. The [`Watchdog`] turns timeouts and
+//! before a launch where more than 32 ranks share a GPU. The [`Watchdog`] turns timeouts and
 //! mismatches of kernels into the communicator's fault. The `proxy` carries messages to other hosts.
 
 mod connections;
@@ -376,9 +376,6 @@ impl GpuEngine {
         let stream = streams.next();
         let stream = stream.unwrap_or_else(|| self.stream(head.buffers.stream()));
         for (index, call) in calls.iter().enumerate() {
-            if index > 0 && call.request.collective != Collective::SendRecv {
-                self.wait_between_launches(&stream, capture)?;
-            }
             let run = &prepared[index];
             let signature = self.begin(call, &run.plan, capture);
             reports.push(self.report(call, run));
@@ -500,11 +497,7 @@ impl GpuEngine {
                 engine.keep(stream, capture, None, memory)
             });
         }
-        let launches = run.packed.iter().filter(|packed| !packed.steps.is_empty());
-        for (number, packed) in launches.enumerate() {
-            if number > 0 {
-                self.wait_between_launches(stream, capture)?;
-            }
+        for packed in run.packed.iter().filter(|packed| !packed.steps.is_empty()) {
             let mut work_buffer = WorkBuffer::default();
             run.add_to(
                 (&mut work_buffer, packed),
@@ -528,6 +521,7 @@ impl GpuEngine {
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
+        self.wait_for_earlier_launches(stream, capture)?;
         self.queue(stream, capture, |engine| {
             let view = (engine.connections).view(work_buffer.ranks(), run.fifo(), engine.timeout);
             let mut args = launch::args(view, work_buffer);
