@@ -6,6 +6,7 @@ use crate::mem::UserBuffers;
 use crate::testing::try_local_world;
 use crate::types::{Collective, DType, ReduceOp};
 use std::os::fd::AsRawFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 use std::thread;
@@ -91,11 +92,16 @@ fn residuals_are_read_and_dropped_after_started_calls() {
     });
 }
 
-/// Copies `bytes` to a buffer that is never freed, as started calls require. LeakSanitizer leaves out what this function
-/// allocates, by its name.
-#[inline(never)]
+/// Copies `bytes` to a buffer that is never freed, as started calls require. A list of its addresses shows
+/// LeakSanitizer that the buffer is still in use.
 fn give_up_buffer(bytes: &[u8]) -> &'static mut [u8] {
-    Box::leak(bytes.to_vec().into_boxed_slice())
+    static GIVEN_UP: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    let buffer = Box::leak(bytes.to_vec().into_boxed_slice());
+    GIVEN_UP
+        .lock()
+        .unwrap()
+        .push(buffer.as_ptr().expose_provenance());
+    buffer
 }
 
 #[test]

@@ -148,8 +148,16 @@ fn planted_race_is_found() {
     let places = FifoPlaces::together(&region, 0);
     // SAFETY: none, there is another producer.
     let mut second = unsafe { Producer::new(SHAPE, places) };
+    // A thread that ends before the other starts could be ordered before it by the standard library's locks.
+    let both = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
-        scope.spawn(|| first.publish(header(1)));
-        scope.spawn(|| second.publish(header(2)));
+        scope.spawn(|| {
+            both.wait();
+            first.publish(header(1));
+        });
+        scope.spawn(|| {
+            both.wait();
+            second.publish(header(2));
+        });
     });
 }
