@@ -10,10 +10,13 @@ The page has a line `<!-- rows: NAME -->` before each table and `<!-- end -->` b
 
 import argparse
 import json
+import math
 import pathlib
 import re
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
+
+import criterion
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benches" / "baselines" / "learning.jsonl"
@@ -30,15 +33,38 @@ TASKS = {
 }
 
 
-def load() -> List[Dict[str, Any]]:
-    """Returns the rows of results. A later row of a task, loop, case and rate replaces an earlier one."""
-    rows: Dict[Any, Dict[str, Any]] = {}
-    if RESULTS.exists():
-        for line in RESULTS.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            key = tuple(row.get(name) for name in ("task", "loop", "case", "rate", "overlap"))
-            rows[key] = row
-    return list(rows.values())
+def load(text: str) -> List[Dict[str, Any]]:
+    """Returns the rows of results, one for each task, loop, case and rate: `merged` joins blocks of seeds."""
+    rows: Dict[Any, List[Dict[str, Any]]] = {}
+    for line in text.splitlines():
+        row = json.loads(line)
+        key = tuple(row.get(name) for name in ("task", "loop", "case", "rate", "overlap"))
+        rows.setdefault(key, []).append(row)
+    return [merged(same) for same in rows.values()]
+
+
+def merged(rows: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """Returns the rows of one case, in the order of their runs, as one row, judged again over all seeds.
+
+    Each seed keeps the exact run of its own row beside it. A seed that a later row repeats counts once, as the later
+    row has it. Rows with other data or another number of steps than the last row are another experiment, and left out.
+    Of rows without an exact run beside them, and of loops other than "data", the last one counts.
+    """
+    last = rows[-1]
+    same = [row for row in rows if all(row.get(name) == last.get(name) for name in ("data", "steps"))]
+    if len(same) == 1 or last["loop"] != "data" or "exact" not in last:
+        return last
+    runs: Dict[int, Tuple[float, float, float]] = {}
+    for row in same:
+        for seed, *metrics in zip(row["seeds"], row["exact"], row["metrics"]):
+            exact, coded = (math.nan if value is None else value for value in metrics)
+            runs[seed] = (exact, coded, row["margin"])
+    seeds = sorted(runs)
+    exact, coded, margins = ([runs[seed][place] for seed in seeds] for place in range(3))
+    # A row's margin is a constant or a share of its exact mean, so the mean over seeds is the margin of all seeds.
+    verdict = criterion.judge(exact, coded, _mean(margins)).row()
+    metrics = [value if math.isfinite(value) else None for value in coded]
+    return {**last, **verdict, "seeds": seeds, "exact": exact, "metrics": metrics}
 
 
 def _mean(values: List[float]) -> float:
@@ -176,7 +202,7 @@ def main() -> int:
     for file in options.add:
         with RESULTS.open("a", encoding="utf-8") as results:
             results.write(file.read_text(encoding="utf-8"))
-    rows, text = load(), PAGE.read_text(encoding="utf-8")
+    rows, text = load(RESULTS.read_text(encoding="utf-8")), PAGE.read_text(encoding="utf-8")
     wanted = {PAGE: page(text, rows), DRAWING: drawing(rows)}
     if options.check:
         stale = [path for path, new in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != new]
