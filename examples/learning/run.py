@@ -17,6 +17,7 @@ import math
 import os
 import pathlib
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -75,7 +76,7 @@ class Writer:
     def write(self, row: Dict[str, Any]) -> None:
         """Appends a row to the file, and prints what it is about."""
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
-        row = {"date": now, **self._facts, "command": " ".join(sys.argv), **_plain(row)}
+        row = {"date": now, **self._facts, "command": _command(), **_plain(row)}
         self.rows.append(row)
         if self._path:
             with self._path.open("a", encoding="utf-8") as file:
@@ -110,6 +111,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _command() -> str:
+    """Returns the command line, whose files have no folders: those are the machine's."""
+    return shlex.join([sys.argv[0], *(pathlib.Path(word).name if "/" in word else word for word in sys.argv[1:])])
 
 
 def _output(command: List[str]) -> str:
@@ -252,9 +258,9 @@ class Runner:
 def characters(
     runner: Runner, arrays: Dict[str, Any], seeds: int, steps: int, limit: float, wanted: List[Case]
 ) -> None:
-    """Trains the transformer with each codec, within `limit` seconds, and writes the 5-gram model's loss."""
+    """Trains the transformer with each codec, within `limit` seconds."""
     import torch
-    from characters import Transformer, n_gram_loss, train
+    from characters import Transformer, train
 
     train_codes, test_codes, alphabet = data.text(arrays)
     device = "cuda" if runner.on_gpu else "cpu"
@@ -275,8 +281,14 @@ def characters(
         exchange = Exchange(runner.ranks, case.codec, case.feedback, case.harm)
         outcome = train(net, texts, numbers, exchange, steps, rate=case.rate)
         runner.writer.outcome("characters", "data", case.name, outcome, numbers, exact[case.rate], rate=case.rate)
-    loss = n_gram_loss(train_codes, test_codes, alphabet)
-    runner.writer.write({"task": "characters", "loop": "n-gram", "case": "5-gram, Witten-Bell", "metrics": [loss]})
+
+
+def n_gram(writer: Writer, arrays: Dict[str, Any]) -> None:
+    """Writes the 5-gram model's loss."""
+    from characters import n_gram_loss
+
+    loss = n_gram_loss(*data.text(arrays))
+    writer.write({"task": "characters", "loop": "n-gram", "case": "5-gram, Witten-Bell", "metrics": [loss]})
 
 
 def short_checks(rows: List[Dict[str, Any]]) -> List[str]:
@@ -313,11 +325,12 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="train on the GPU, with ranks that share it")
     parser.add_argument("--host-averages", action="store_true", help="with --gpu: average gradients in host memory")
     parser.add_argument("--parts", default=",".join(PARTS[:-1]), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--cases", default="all", choices=("all", "close", "few"), help="codecs of the tasks")
+    parser.add_argument("--cases", default="all", choices=cases.CHOICES, help="codecs of the tasks")
     parser.add_argument("--out", type=pathlib.Path, help="file to which rows are added")
     parser.add_argument("--seeds", type=int, help="default: 20, in the short run 4")
     parser.add_argument("--first-seed", type=int, default=1, help="new seeds for a case that more of them must decide")
     parser.add_argument("--only", help="names of cases, divided by semicolons; default: all")
+    parser.add_argument("--rate", type=float, help="only cases with this share of the learning rate; default: all")
     parser.add_argument("--steps", type=int, default=1000, help="steps of the transformer")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds for each part")
     options = parser.parse_args()
@@ -330,17 +343,17 @@ def main() -> int:
     writer = Writer(options.out, arrays["sha256"], options.gpu)
     seeds = options.seeds or (4 if options.small else cases.SEEDS)
     runner = Runner(tasks, writer, seeds, options.gpu, options.limit, options.host_averages, options.first_seed)
-    wanted = {"all": cases.ALL, "close": [*cases.CLOSE, *cases.REFRESH, *cases.HARM], "few": cases.FEW_BITS}[
-        options.cases
-    ]
-    if options.small:
-        wanted = [*cases.CLOSE, *cases.REFRESH, *cases.HARM, *cases.FEW_BITS[:5]]
-    if options.only:
-        wanted = [case for case in wanted if case.name in options.only.split(";")]
     names = PARTS[:-1] if options.small else options.parts.split(",")
     for name in names:
+        wanted = [
+            case
+            for case in cases.of(name, "short" if options.small else options.cases)
+            if (not options.only or case.name in options.only.split(";")) and options.rate in (None, case.rate)
+        ]
         if name == "characters":
             characters(runner, arrays, min(5, len(runner.seeds)), options.steps, options.limit, wanted)
+            if not options.only:
+                n_gram(writer, arrays)
         else:
             runner.part(name, wanted)
     runner.ranks.close()

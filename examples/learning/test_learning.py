@@ -109,6 +109,18 @@ class Loops(unittest.TestCase):
         self.assertLess(rates[0], 0.011)
 
 
+class Cases(unittest.TestCase):
+    def test_report_can_tell_all_cases_of_a_task_apart(self):
+        for task in cases.small_tasks():
+            names = [(case.name, case.rate) for case in cases.of(task, "all")]
+            self.assertEqual(len(names), len(set(names)), task)
+
+    def test_calm_cases_differ_from_close_ones_in_the_rate_alone(self):
+        calm = [(case.codec, case.feedback, case.harm) for case in cases.of("textures-conv", "calm")]
+        self.assertEqual(calm, [(case.codec, case.feedback, case.harm) for case in [*cases.CLOSE, cases.HARM[0]]])
+        self.assertEqual({case.rate for case in cases.CALM}, {cases.SLOW})
+
+
 class Data(unittest.TestCase):
     def test_changed_data_are_refused(self):
         import tempfile
