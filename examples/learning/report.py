@@ -16,9 +16,12 @@ import re
 import sys
 from typing import Any, Dict, List, Tuple
 
-import criterion
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "benches"))
+
+import criterion  # noqa: E402 - behind the path
+import transfer  # noqa: E402
+
 RESULTS = ROOT / "benches" / "baselines" / "learning.jsonl"
 PAGE = ROOT / "docs" / "learning.md"
 DRAWING = ROOT / "docs" / "images" / "learning.svg"
@@ -185,6 +188,7 @@ def page(text: str, rows: List[Dict[str, Any]]) -> str:
         "weights": loop(rows, "weights"),
         "half": loop(rows, "half"),
         "times": times(rows),
+        "transfer": transfer.table(transfer.load()),
     }
 
     def table(found: "re.Match[str]") -> str:

@@ -4,11 +4,14 @@ python3 examples/learning/test_report.py
 """
 
 import json
+import pathlib
 import random
+import tempfile
 import unittest
 
 import criterion
 import report
+from report import transfer
 
 MARGIN = 0.3
 
@@ -77,6 +80,52 @@ class Merged(unittest.TestCase):
     def test_rows_without_an_exact_run_are_replaced(self):
         first, second = ({"task": "profile", "loop": "time", "case": "encode", "encode_ns": ns} for ns in (1.0, 2.0))
         self.assertEqual(load(first, second), [second])
+
+
+class Crossovers(unittest.TestCase):
+    def test_lines_of_known_costs_cross_where_they_must(self):
+        # 0.1 ms and 1 us a number, beside 1 ms and 0.1 us a number: equal at 1,000.
+        counts = [10 * 2**power for power in range(15)]
+        more = {count: 0.1 + 0.001 * count for count in counts}
+        fewer = {count: 1.0 + 0.0001 * count for count in counts}
+        self.assertAlmostEqual(transfer.crossover(fewer, more) / 1000, 1, delta=0.01)
+
+    def test_power_laws_cross_exactly(self):
+        counts = [10_000, 80_000, 640_000]
+        more = {count: count**1.0 for count in counts}
+        fewer = {count: 50_000**0.5 * count**0.5 for count in counts}
+        self.assertAlmostEqual(transfer.crossover(fewer, more), 50_000, places=4)
+
+    def test_last_crossing_counts_where_lines_cross_again(self):
+        self.assertEqual(transfer.crossover({1: 1, 2: 4, 4: 4, 8: 4}, {1: 2, 2: 2, 4: 4, 8: 16}), 4)
+
+    def test_lines_that_do_not_cross(self):
+        slow, fast = {1: 2.0, 2: 4.0}, {1: 1.0, 2: 2.0}
+        self.assertEqual(transfer.crossover(fast, slow), 0)
+        self.assertEqual(transfer.crossover(slow, fast), float("inf"))
+        self.assertEqual(transfer.crossover(fast, fast), float("inf"))
+
+    def test_rows_of_a_gpu_with_peer_memory_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "CINCH_P2P_DISABLE=1"):
+            transfer.link({"run": {"gpu": "NVIDIA H200", "settings": {}}})
+
+    def test_pinned_rows_add_a_line_of_medians(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder)
+            self.assertEqual(transfer.load(path), {})
+            run = {"gpu": "NVIDIA H200", "settings": {"CINCH_P2P_DISABLE": "1"}}
+            rows = [
+                {"run": run, "codec": codec, "count": count, "out_of_place": {"time_us": scale * count * turn}}
+                for codec, scale in [("raw", 1.0), ("dynamic8:block=256", 0.5), ("onebit:block=256", 2.0)]
+                for count in transfer.SHOWN
+                for turn in (1, 2, 9)
+            ]
+            (path / transfer.FILES[1]).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+            lines = transfer.load(path)
+            self.assertEqual(lines["pinned PCIe, H200"][32][10_000], 20.0)
+            found = transfer.table(lines).splitlines()[-1]
+            self.assertTrue(found.startswith("| pinned PCIe, H200 | 40, 10, 20 |"), found)
+            self.assertTrue(found.endswith("| 10 thousand or fewer | not by 10 million | not by 10 million |"), found)
 
 
 if __name__ == "__main__":
