@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws docs/images/all-reduce-h200x2.svg from the rows of benches/baselines.
+"""Draws docs/images/all-reduce-h200x2.svg and transfer.svg from the rows of benches/baselines.
 
-benches/plot.py           writes the file
-benches/plot.py --check   fails if the file differs from a drawing of the rows
+benches/plot.py           writes the files
+benches/plot.py --check   fails if a file differs from a drawing of the rows
 """
 
 import json
@@ -10,8 +10,10 @@ import math
 import pathlib
 import sys
 
+import transfer
+
 BENCHES = pathlib.Path(__file__).resolve().parent
-OUTPUT = BENCHES.parent / "docs/images/all-reduce-h200x2.svg"
+IMAGES = BENCHES.parent / "docs/images"
 # Each series has a file, a codec, a label and a colour.
 SERIES = [
     ("gpu-h200x2-suite.jsonl", "raw", "raw (exact)", "#1f6feb"),
@@ -86,13 +88,83 @@ def draw():
     return "\n".join(svg) + "\n"
 
 
+# Colours and labels of the lines of transfer.svg by their bits, and the height of a panel.
+LINES = {1: ("onebit, 1 bit", "#1f6feb"), 8: ("dynamic8, 8 bits", "#d1571c"), 32: ("raw, 32 bits", "#57606a")}
+PANEL = 250
+
+
+def draw_transfer():
+    """Draws a panel for each link: milliseconds over parameters, both logarithmic."""
+    links = transfer.load()
+    height = TOP + PANEL * len(links) + 20
+    svg = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12" fill="#24292f">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="20" font-size="15">Milliseconds to average fp32 gradients of 2 ranks; '
+        "dashed: crossovers in the source</text>",
+    ]
+    for index, (label, colour) in enumerate(LINES.values()):
+        at = LEFT + 10 + 150 * index
+        svg.append(
+            f'<rect x="{at}" y="30" width="14" height="4" fill="{colour}"/><text x="{at + 20}" y="37">{label}</text>'
+        )
+    for index, (name, lines) in enumerate(links.items()):
+        svg += transfer_panel(name, lines, TOP + PANEL * index)
+    svg.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{height - 8}" text-anchor="middle">parameters</text></svg>'
+    )
+    return "\n".join(svg) + "\n"
+
+
+def transfer_panel(name, lines, top):
+    """Returns the elements of a link's panel, whose upper edge is at `top`."""
+    counts = sorted({count for times in lines.values() for count in times})
+    times = [value for series in lines.values() for value in series.values()]
+    decades = range(math.floor(math.log10(min(times))), math.ceil(math.log10(max(times))) + 1)
+    upper, lower = top + 30, top + PANEL - 30
+
+    def x(count):
+        return LEFT + math.log(count / counts[0]) / math.log(counts[-1] / counts[0]) * (WIDTH - LEFT - RIGHT)
+
+    def y(value):
+        share = (math.log10(value) - decades[0]) / (decades[-1] - decades[0])
+        return lower - share * (lower - upper)
+
+    svg = [f'<text x="{LEFT}" y="{top + 18}" font-weight="bold">{name}: ms</text>']
+    for decade in decades:
+        svg.append(
+            f'<path d="M{LEFT} {y(10.0**decade):.1f}H{WIDTH - RIGHT}" stroke="#8c959f" stroke-width="0.5"/>'
+            f'<text x="{LEFT - 8}" y="{y(10.0**decade) + 4:.1f}" text-anchor="end">{10.0**decade:g}</text>'
+        )
+    for count in (10_000, 100_000, 1_000_000, 10_000_000):
+        # The last label would leave the picture in the middle of its position.
+        anchor = "end" if count == 10_000_000 else "middle"
+        svg.append(
+            f'<text x="{x(count):.1f}" y="{lower + 16}" text-anchor="{anchor}">{transfer.words(count)}</text>'
+        )
+    for count in transfer.SOURCE:
+        svg.append(
+            f'<path d="M{x(count):.1f} {upper}V{lower}" stroke="#57606a" stroke-dasharray="3 4"/>'
+        )
+    for bits, series in lines.items():
+        colour = LINES[bits][1]
+        path = "L".join(f"{x(count):.1f} {y(value):.1f}" for count, value in series.items())
+        svg.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        svg += [
+            f'<circle cx="{x(count):.1f}" cy="{y(value):.1f}" r="2.5" fill="{colour}"/>'
+            for count, value in series.items()
+        ]
+    return svg
+
+
 def main():
-    picture = draw()
-    if sys.argv[1:] == ["--check"]:
-        if OUTPUT.read_text(encoding="utf-8") != picture:
-            sys.exit(f"{OUTPUT} differs from the rows; run benches/plot.py")
-    else:
-        OUTPUT.write_text(picture, encoding="utf-8")
+    pictures = {IMAGES / "all-reduce-h200x2.svg": draw(), IMAGES / "transfer.svg": draw_transfer()}
+    for path, picture in pictures.items():
+        if sys.argv[1:] != ["--check"]:
+            path.write_text(picture, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != picture:
+            sys.exit(f"{path} differs from the rows; run benches/plot.py")
 
 
 if __name__ == "__main__":
