@@ -28,17 +28,17 @@ impl Mapping {
     /// # Errors
     /// System, with the size, if the address space is too small.
     pub fn private(len: usize) -> Result<Mapping> {
+        use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
         let size = pages(len)?;
+        let flags = match cfg!(miri) {
+            // Miri knows no other flags.
+            true => MapFlags::MAP_PRIVATE,
+            false => MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
+        };
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel chooses the address of a new mapping, which overlaps no other.
-        let base = unsafe {
-            nix::sys::mman::mmap_anonymous(
-                None,
-                size,
-                nix::sys::mman::ProtFlags::PROT_READ | nix::sys::mman::ProtFlags::PROT_WRITE,
-                nix::sys::mman::MapFlags::MAP_PRIVATE | nix::sys::mman::MapFlags::MAP_NORESERVE,
-            )
-        }
-        .map_err(|error| Error::system(format!("mapping {size} bytes"), error))?;
+        let base = unsafe { mmap_anonymous(None, size, access, flags) }
+            .map_err(|error| Error::system(format!("mapping {size} bytes"), error))?;
         Ok(Mapping {
             base: base.cast(),
             len: size.get(),
