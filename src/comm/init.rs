@@ -155,7 +155,7 @@ pub(super) fn by_environment(config: Config) -> Result<Communicator> {
             None => "no launcher's variables are set".into(),
         };
         Error::invalid_usage(format!(
-            "{found}; start ranks with `cinch run`, torchrun, mpirun or srun, or hand each rank its \
+            "{found}; start ranks with `cinch run -n N`, torchrun, mpirun or srun, or hand each rank its \
              number and one unique id"
         ))
     })?;
