@@ -142,8 +142,8 @@ pub use config::Config;
 pub use error::{Error, ErrorKind, Result};
 pub use mem::{DeviceBuffers, UserBuffers, bytes_of, bytes_of_mut};
 pub use types::{
-    Algorithm, Call, CallStatistics, CodecKind, CodecSetting, CodecSpec, Collective, DType,
-    Element, Extent, InPlace, Level, Parameters, ReduceOp, Scalar, ScaleRule, TransportKind,
+    Algorithm, Call, CallStatistics, CallTuning, CodecKind, CodecSetting, CodecSpec, Collective,
+    DType, Element, Extent, InPlace, Level, Parameters, ReduceOp, Scalar, ScaleRule, TransportKind,
 };
 
 /// The library's version, `major.minor.patch`.

@@ -109,7 +109,7 @@ impl CallOrderChecker {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::types::{Algorithm, CodecSpec, DType, Fused};
+    use crate::types::{Algorithm, CallTuning, CodecSpec, DType, Fused};
 
     pub(in crate::bootstrap) fn call(collective: Collective, sequence: u64, count: u64) -> Words {
         CallSignature {
@@ -117,6 +117,7 @@ pub(super) mod tests {
             dtype: DType::ALL[0],
             op: 0,
             algorithm: Algorithm::ALL[0],
+            tuning: CallTuning::AUTO,
             root: 0,
             peer: 0,
             fused: Fused::ALONE,

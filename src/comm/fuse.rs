@@ -1,8 +1,8 @@
 //! Fuses small all_reduces of a group into one call. Short messages cost the same whatever their
 //! size, so fused tensors pay that cost once.
 //!
-//! All ranks make the same choice. The choice depends on collective, type, operator, codec, algorithm and
-//! count, in the order of the calls. Pre-multiplied sums are not fused, because each rank has its own factor.
+//! All ranks make the same choice. The choice depends on collective, type, operator, codec, algorithm, tuning
+//! and count, in the order of the calls. Pre-multiplied sums are not fused, because each rank has its own factor.
 //! Calls that keep scales or residuals for their tensor are not fused either.
 //!
 //! A fused call reads the inputs of its members when it starts, and writes their outputs when it ends. So
@@ -92,7 +92,9 @@ impl FusionRules {
 
 /// Returns whether two calls may be fused.
 fn can_fuse(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
-    let key = |(call, codec): (&Call, CodecSetting)| (call.dtype, call.op, codec, call.algorithm);
+    let key = |(call, codec): (&Call, CodecSetting)| {
+        (call.dtype, call.op, codec, call.algorithm, call.tuning)
+    };
     key(a) == key(b)
 }
 

@@ -85,7 +85,8 @@ impl GpuLimits {
             _ => self.resident.channels,
         };
         let channels = self.fifos[protocol as usize].1;
-        cap.min(self.channels).min(channels).min(resident).max(1)
+        let bound = self.most_channels(request);
+        cap.min(bound).min(channels).min(resident).max(1)
     }
 
     /// Returns the rings per channel; 1 for algorithms other than ring. Several rings need a free
@@ -143,9 +144,9 @@ impl GpuLimits {
     }
 }
 
-/// Returns the kernels and protocols that may run `request` by `algorithm`. If the settings ask for
-/// a kernel or protocol that can, it returns only matching ones. Otherwise it returns all for which
-/// the message is not too large.
+/// Returns the kernels and protocols that may run `request` by `algorithm`. If the call or the settings
+/// ask for a kernel or protocol that can, it returns only matching ones. Otherwise it returns all for
+/// which the message is not too large.
 pub(super) fn kernels(
     request: &Request,
     limits: &Limits,
@@ -158,8 +159,8 @@ pub(super) fn kernels(
         .into_iter()
         .filter(|&kernel| possible(request, limits, gpu, codec, (algorithm, kernel)))
         .collect();
-    if found.iter().any(|&kernel| gpu.asks_for(kernel)) {
-        found.retain(|&kernel| gpu.asks_for(kernel));
+    if found.iter().any(|&kernel| gpu.asks_for(request, kernel)) {
+        found.retain(|&kernel| gpu.asks_for(request, kernel));
         return found;
     }
     found.retain(|&kernel| match kernel {
@@ -367,7 +368,7 @@ pub(super) fn cut(
         };
         let most = FUSED_BLOCKS
             .min(gpu.resident.fused)
-            .min(gpu.channels)
+            .min(gpu.most_channels(request))
             .min(variant.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }

@@ -1,6 +1,7 @@
 //! Lists the facts, besides the request, from which the planner selects. All ranks share them, so
 //! that all ranks select alike.
 
+use super::Request;
 use super::candidate::ChannelRings;
 use super::cost::MachineFacts;
 use crate::gpu::abi;
@@ -135,11 +136,17 @@ impl GpuLimits {
         }
     }
 
-    /// Returns whether the settings name a kernel or a protocol, and `kernel` matches all that they
-    /// name.
-    pub(super) fn asks_for(&self, kernel: KernelProtocol) -> bool {
-        self.is_forced()
-            && self.protocol.is_none_or(|asked| asked == kernel.protocol)
+    /// Returns the largest number of channels by `CINCH_GPU_CHANNELS` and by the call.
+    pub(super) fn most_channels(&self, request: &Request) -> usize {
+        self.channels.min(request.tuning.most_channels())
+    }
+
+    /// Returns whether the call names a protocol, or the settings a kernel or a protocol, and `kernel` matches all that
+    /// they name. The protocol of the call precedes the one of the settings.
+    pub(super) fn asks_for(&self, request: &Request, kernel: KernelProtocol) -> bool {
+        let protocol = request.tuning.protocol.or(self.protocol);
+        (protocol.is_some() || self.kernel.is_some())
+            && protocol.is_none_or(|asked| asked == kernel.protocol)
             && self.kernel.is_none_or(|asked| asked == kernel.kernel)
     }
 

@@ -46,7 +46,8 @@ use crate::error::{Error, Result};
 use crate::schedule::{ChunkPlace, Groups, Schedule, SchedulePattern};
 use crate::topology::RankTopology;
 use crate::types::{
-    Algorithm, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level, ScaleRule,
+    Algorithm, CallTuning, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level,
+    ScaleRule,
 };
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -176,6 +177,7 @@ struct PlanKey {
     peer: usize,
     codec: CodecSetting,
     algorithm: Option<Algorithm>,
+    tuning: CallTuning,
 }
 
 /// The codecs of [`Level::Intra`] and [`Level::Inter`], in this order; `None` for raw.
@@ -292,6 +294,7 @@ impl Planner {
             peer: request.peer,
             codec: request.codec,
             algorithm: request.algorithm,
+            tuning: request.tuning,
         };
         if let Some((_, plan)) = self.latest.iter().find(|(known, _)| *known == key) {
             return Ok(plan.clone());
@@ -396,6 +399,9 @@ impl Planner {
         };
         if request.algorithm.is_some() {
             return Ok(Err("the call asks for an algorithm".into()));
+        }
+        if request.tuning.protocol.is_some() {
+            return Ok(Err("the call asks for a protocol".into()));
         }
         if self.limits.algorithm.is_some() || gpu.is_forced() {
             return Ok(Err("CINCH_ALGO, CINCH_KERNEL or CINCH_PROTO is set".into()));

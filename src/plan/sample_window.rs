@@ -2,7 +2,7 @@
 //! report the codec's error.
 
 use super::Request;
-use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp};
+use crate::types::{CallTuning, CodecSetting, Collective, DType, Fused, ReduceOp};
 
 /// Largest number of elements of a window, over all blocks together.
 pub const SAMPLE_WINDOW_ELEMENTS: usize = 4096;
@@ -104,6 +104,7 @@ impl SampleWindow {
             peer: 0,
             codec: CodecSetting::RAW,
             algorithm: None,
+            tuning: CallTuning::AUTO,
             tensor: None,
             feedback: None,
             fused: Fused::ALONE,
@@ -125,6 +126,7 @@ mod tests {
             peer: 0,
             codec: "linear8".parse().unwrap(),
             algorithm: None,
+            tuning: CallTuning::AUTO,
             tensor: Some(3),
             feedback: None,
             fused: Fused::ALONE,

@@ -125,10 +125,13 @@ fn variants(
             }
         }
     }
-    // If some candidate of the algorithm has the kernel and protocol of the settings, the others
+    // If some candidate of the algorithm has the kernel and protocol that call and settings name, the others
     // are dropped.
-    if found.iter().any(|candidate| gpu.asks_for(candidate.kernel)) {
-        found.retain(|candidate| gpu.asks_for(candidate.kernel));
+    if found
+        .iter()
+        .any(|candidate| gpu.asks_for(request, candidate.kernel))
+    {
+        found.retain(|candidate| gpu.asks_for(request, candidate.kernel));
     }
     Ok(found)
 }
@@ -230,7 +233,10 @@ fn candidate(
     // A single thread drives all channels. Several channels help only where the wire moves bytes while the
     // core works. In shared memory they would only spread the slots over more cache.
     let channels = match moves_beside(limits.machine.transport) {
-        true => limits.channels.min(geometry.passes()),
+        true => limits
+            .channels
+            .min(request.tuning.most_channels())
+            .min(geometry.passes()),
         false => 1,
     };
     let chunk = geometry.chunk();

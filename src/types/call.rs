@@ -1,12 +1,38 @@
 //! A call as the caller requests it, and as it runs.
 
 use super::{
-    Algorithm, CallSignature, CodecSetting, CodecSpec, Collective, DType, Extent, Fused, ReduceOp,
+    Algorithm, CallSignature, CodecSetting, CodecSpec, Collective, DType, Extent, Fused, Protocol,
+    ReduceOp,
 };
 use crate::error::{Error, Result};
+use std::num::NonZeroU8;
 
 /// Largest plausible buffer size in bytes; no 64-bit processor has more address bits.
 const MAX_BUFFER_BYTES: u64 = 1 << 56;
+
+/// Requests about how a call runs, beside its algorithm. Ranks must agree on them. Sends and receives ignore them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CallTuning {
+    /// Protocol of the kernel, where the call has a kernel with it, whatever `CINCH_PROTO` is. `None` takes
+    /// `CINCH_PROTO`, else the cheapest. Without effect on host memory.
+    pub protocol: Option<Protocol>,
+    /// Largest number of channels, which are the blocks of a kernel. It raises no other bound.
+    pub max_channels: Option<NonZeroU8>,
+}
+
+impl CallTuning {
+    /// Requests nothing.
+    pub const AUTO: CallTuning = CallTuning {
+        protocol: None,
+        max_channels: None,
+    };
+
+    /// Returns the largest number of channels that the request admits.
+    pub(crate) fn most_channels(self) -> usize {
+        self.max_channels
+            .map_or(usize::MAX, |most| most.get().into())
+    }
+}
 
 /// A call without its buffers, as the caller requests it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +56,8 @@ pub struct Call {
     pub codec: Option<CodecSetting>,
     /// Algorithm; `None` takes the communicator's choice, else the cheapest.
     pub algorithm: Option<Algorithm>,
+    /// Protocol and channels.
+    pub tuning: CallTuning,
     /// Names the tensor whose scales are kept from call to call (`tensor=K` codecs).
     pub tensor: Option<u64>,
     /// Turns error feedback on, and names the tensor whose residuals are kept from call to call.
@@ -57,6 +85,7 @@ impl Call {
             peer: 0,
             codec: None,
             algorithm: None,
+            tuning: CallTuning::AUTO,
             tensor: None,
             feedback: None,
             wrapping_average: false,
@@ -121,6 +150,11 @@ impl Call {
                 ..codec
             },
             algorithm: self.algorithm,
+            // Messages of a group share a launch, whose channels follow from their sizes.
+            tuning: match is_message {
+                true => CallTuning::AUTO,
+                false => self.tuning,
+            },
             tensor: self.tensor,
             feedback: self.feedback,
             fused: Fused::ALONE,
@@ -148,6 +182,8 @@ pub struct ResolvedCall {
     pub codec: CodecSetting,
     /// Algorithm that the caller requested, if any.
     pub algorithm: Option<Algorithm>,
+    /// Protocol and channels that the caller requested.
+    pub tuning: CallTuning,
     /// Tensor whose scales are kept.
     pub tensor: Option<u64>,
     /// Tensor whose residuals of error feedback are kept.
@@ -170,6 +206,7 @@ impl ResolvedCall {
             dtype: self.dtype,
             op: self.op.number(),
             algorithm,
+            tuning: self.tuning,
             intra,
             root: self.root as u32,
             peer: self.peer as u32,

@@ -18,7 +18,7 @@ mod signature;
 mod subsystem;
 
 pub use algorithm::{Algorithm, Kernel, KernelProtocol, Level, Protocol, TransportKind};
-pub use call::{Call, ResolvedCall};
+pub use call::{Call, CallTuning, ResolvedCall};
 pub use call_statistics::CallStatistics;
 pub use codec_setting::CodecSetting;
 pub(crate) use codec_spec::is_threshold;

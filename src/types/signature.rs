@@ -1,8 +1,9 @@
 //! The signature of a call. The header of every message carries it. Ranks that disagree about a
 //! call thus fail at the first bytes instead of hanging.
 
-use super::{Algorithm, CodecKind, CodecSpec, Collective, DType, ReduceOp};
+use super::{Algorithm, CallTuning, CodecKind, CodecSpec, Collective, DType, Protocol, ReduceOp};
 use std::fmt;
+use std::num::NonZeroU8;
 
 /// Version of the wire format: message header, codec layouts, chunk geometry, scale of averages, peer buffers.
 pub const FORMAT_VERSION: u8 = 6;
@@ -12,6 +13,9 @@ pub const SIGNATURE_WORDS: usize = 5;
 
 /// Index of the sequence number in the words of a signature.
 pub(crate) const SEQUENCE_WORD: usize = 3;
+
+/// Bits of the element count in its word; the largest number of channels is above them. No buffer has more bytes.
+const COUNT_BITS: u32 = 56;
 
 /// Describes a group of calls that runs as one fused call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -66,6 +70,8 @@ pub struct CallSignature {
     pub op: u8,
     /// Family of the schedule that runs.
     pub algorithm: Algorithm,
+    /// Protocol and channels that the caller requested. They decide which kernel waits for which messages.
+    pub tuning: CallTuning,
     /// Root, or the sender of a send/recv.
     pub root: u32,
     /// Receiver of a send/recv, 0 otherwise.
@@ -82,6 +88,24 @@ pub struct CallSignature {
     /// The codec of contributions inside hosts; equal to `codec` if the schedule treats all ranks
     /// alike.
     pub intra: CodecSpec,
+}
+
+/// Bits of the element count.
+const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
+
+/// Returns 4 bits that stand for a requested protocol.
+fn protocol_bits(protocol: Option<Protocol>) -> u64 {
+    protocol.map_or(0, |protocol| protocol as u64 + 1)
+}
+
+/// Returns 8 bits that stand for the largest number of channels.
+fn channel_bits(most: Option<NonZeroU8>) -> u64 {
+    most.map_or(0, |most| most.get().into())
+}
+
+/// Returns the largest number of channels in the word of the count.
+fn max_channels(word: u64) -> Option<NonZeroU8> {
+    NonZeroU8::new((word >> COUNT_BITS) as u8)
 }
 
 /// Returns 24 bits that stand for a codec inside hosts: its number plus 1, and a digest of its parameters.
@@ -103,12 +127,13 @@ impl CallSignature {
                 | (self.dtype as u64) << 16
                 | u64::from(self.op) << 24
                 | (self.algorithm as u64) << 32
+                | protocol_bits(self.tuning.protocol) << 36
                 | self.intra_bits() << 40,
             match has_place(self.collective) {
                 true => u64::from(self.root) | u64::from(self.peer) << 32,
                 false => self.fused.word(),
             },
-            self.count,
+            self.count & COUNT_MASK | channel_bits(self.tuning.max_channels) << COUNT_BITS,
             self.sequence,
             self.codec.word(),
         ]
@@ -148,11 +173,18 @@ impl CallSignature {
             collective,
             dtype: DType::from_number(byte(16).into())?,
             op: byte(24),
-            algorithm: Algorithm::from_number(byte(32).into())?,
+            algorithm: Algorithm::from_number((byte(32) & 15).into())?,
+            tuning: CallTuning {
+                protocol: match byte(32) >> 4 {
+                    0 => None,
+                    number => Some(Protocol::from_number(u32::from(number) - 1)?),
+                },
+                max_channels: max_channels(words[2]),
+            },
             root: place as u32,
             peer: (place >> 32) as u32,
             fused,
-            count: words[2],
+            count: words[2] & COUNT_MASK,
             sequence: words[SEQUENCE_WORD],
             codec,
             intra,
@@ -184,7 +216,7 @@ impl CallSignature {
             CallSignature::CAPTURED => "captured call".to_string(),
             number => format!("call {number}"),
         };
-        let mut text = format!("{number} {name} of {} {dtype}", words[2]);
+        let mut text = format!("{number} {name} of {} {dtype}", words[2] & COUNT_MASK);
         let fused = Fused::from_word(words[1]);
         if collective.is_some_and(|known| !has_place(known)) && fused != Fused::ALONE {
             let Fused { calls, digest } = fused;
@@ -212,8 +244,16 @@ impl CallSignature {
                 text += &format!(", codec intra={intra} (#{digest:04x}),inter={inter}");
             }
         }
-        let algorithm = Algorithm::from_number(byte(32).into());
-        text + ", algorithm " + algorithm.map_or("unknown", Algorithm::name)
+        let algorithm = Algorithm::from_number((byte(32) & 15).into());
+        text = text + ", algorithm " + algorithm.map_or("unknown", Algorithm::name);
+        if let Some(number) = (byte(32) >> 4).checked_sub(1) {
+            let protocol = Protocol::from_number(number.into());
+            text = text + ", protocol " + protocol.map_or("unknown", Protocol::name);
+        }
+        if let Some(most) = max_channels(words[2]) {
+            text += &format!(", channels at most {most}");
+        }
+        text
     }
 }
 
@@ -246,10 +286,14 @@ mod tests {
                 dtype: DType::ALL[number % DType::ALL.len()],
                 op: number as u8,
                 algorithm: Algorithm::ALL[number % Algorithm::ALL.len()],
+                tuning: CallTuning {
+                    protocol: [None, Some(Protocol::Simple), Some(Protocol::Ll128)][number % 3],
+                    max_channels: NonZeroU8::new((number * 40) as u8),
+                },
                 root,
                 peer,
                 fused,
-                count: u64::MAX - number as u64,
+                count: COUNT_MASK - number as u64,
                 sequence: 1 << 40,
                 codec: codec.parse().unwrap(),
                 intra: codec.parse().unwrap(),
@@ -274,6 +318,7 @@ mod tests {
             dtype: DType::F32,
             op: 0,
             algorithm: Algorithm::Direct,
+            tuning: CallTuning::AUTO,
             root: 0,
             peer: 0,
             fused: match counts {
@@ -300,12 +345,46 @@ mod tests {
     }
 
     #[test]
+    fn requested_protocols_and_channels_have_other_words_and_are_named() {
+        let call = |protocol, channels| CallSignature {
+            collective: Collective::Reduce,
+            dtype: DType::F32,
+            op: 0,
+            algorithm: Algorithm::Tree,
+            tuning: CallTuning {
+                protocol,
+                max_channels: NonZeroU8::new(channels),
+            },
+            root: 1,
+            peer: 0,
+            fused: Fused::ALONE,
+            count: 8,
+            sequence: 3,
+            codec: CodecSpec::RAW,
+            intra: CodecSpec::RAW,
+        };
+        let protocols = [None, Some(Protocol::Simple), Some(Protocol::Ll)];
+        let calls = protocols.map(|protocol| [0, 1, 255].map(|most| call(protocol, most)));
+        let calls = calls.concat();
+        for (index, one) in calls.iter().enumerate() {
+            for other in &calls[index + 1..] {
+                assert_ne!(one.words(), other.words(), "{one}, {other}");
+            }
+        }
+        let texts = [calls[0].to_string(), calls[8].to_string()];
+        assert!(texts[0].ends_with("algorithm tree"), "{}", texts[0]);
+        let asked = "reduce of 8 f32, op sum, root 1, codec raw, algorithm tree, protocol ll, channels at most 255";
+        assert!(texts[1].ends_with(asked), "{}", texts[1]);
+    }
+
+    #[test]
     fn codecs_inside_hosts_have_other_words() {
         let call = |intra: &str| CallSignature {
             collective: Collective::AllReduce,
             dtype: DType::F32,
             op: 0,
             algorithm: Algorithm::Hierarchical,
+            tuning: CallTuning::AUTO,
             root: 0,
             peer: 0,
             fused: Fused::ALONE,

@@ -6,7 +6,8 @@ use cinch::plan::{GpuLimits, Limits, Request, Resident};
 use cinch::schedule::Groups;
 use cinch::testing::Data;
 use cinch::types::{
-    Algorithm, Call, Collective, Extent, Fused, InPlace, KernelProtocol, ReduceOp, Scalar,
+    Algorithm, Call, CallTuning, Collective, Extent, Fused, InPlace, KernelProtocol, ReduceOp,
+    Scalar,
 };
 use std::fmt;
 
@@ -80,6 +81,7 @@ impl Work {
             peer: call.peer,
             codec: call.codec.unwrap(),
             algorithm: call.algorithm,
+            tuning: CallTuning::AUTO,
             tensor: None,
             feedback: call.feedback,
             fused: Fused::ALONE,

@@ -11,8 +11,8 @@ use cinch::engine::gpu::signature_hash;
 use cinch::testing::Random;
 use cinch::types::{Fused, Kernel, Protocol, ResolvedCall};
 use cinch::{
-    Algorithm, CodecSetting, CodecSpec, Collective, Communicator, DType, Error, ErrorKind,
-    ReduceOp, UniqueId,
+    Algorithm, CallTuning, CodecSetting, CodecSpec, Collective, Communicator, DType, Error,
+    ErrorKind, ReduceOp, UniqueId,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -69,6 +69,7 @@ fn flag_bits(count: usize, algorithm: Algorithm) -> u64 {
         peer: 0,
         codec: CodecSetting::RAW,
         algorithm: None,
+        tuning: CallTuning::AUTO,
         tensor: None,
         feedback: None,
         fused: Fused::ALONE,

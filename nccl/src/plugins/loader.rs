@@ -136,11 +136,20 @@ impl<Functions: PluginFunctions> Plugin<Functions> {
 
     /// Logs a line of the subsystem TUNING at level INFO, unless it `was_logged`.
     pub(super) fn log_once(&self, was_logged: &AtomicBool, text: impl FnOnce() -> String) {
+        self.log_at(Level::Info, was_logged, text);
+    }
+
+    /// Logs a warning of the subsystem TUNING, unless it `was_logged`.
+    pub(super) fn warn_once(&self, was_logged: &AtomicBool, text: impl FnOnce() -> String) {
+        self.log_at(Level::Warn, was_logged, text);
+    }
+
+    fn log_at(&self, level: Level, was_logged: &AtomicBool, text: impl FnOnce() -> String) {
         if !was_logged.swap(true, Ordering::Relaxed) {
             let (kind, name, text) = (Functions::KIND, &self.name, text());
             log::line_of(
                 Subsystem::Tuning,
-                Level::Info,
+                level,
                 format_args!("{kind} plug-in \"{name}\": {text}"),
             );
         }

@@ -107,6 +107,12 @@ pub(super) fn protocol_number(protocol: Protocol) -> usize {
     }
 }
 
+/// Returns the protocol with NCCL's number.
+pub(super) fn numbered_protocol(number: usize) -> Option<Protocol> {
+    let protocols = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
+    protocols.get(number).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,7 +129,9 @@ mod tests {
         for one in Protocol::ALL {
             let name = protocol(one).to_str().unwrap();
             assert_eq!(PROTOCOL_NAMES[protocol_number(one)], name);
+            assert_eq!(numbered_protocol(protocol_number(one)), Some(one));
         }
         assert_eq!(numbered_algorithm(2), None);
+        assert_eq!(numbered_protocol(PROTOCOLS), None);
     }
 }

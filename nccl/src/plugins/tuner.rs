@@ -1,17 +1,22 @@
-//! The tuner plug-in: it gets the predicted times of a call, and its cheapest entry selects the algorithm.
+//! The tuner plug-in: it gets the predicted times of a call, and its cheapest entry selects algorithm and protocol. It may
+//! also bound the channels.
 
 use super::abi::{
     ALGORITHMS, CostTable, NO_COST, NvlinkDomains, PROTOCOLS, TunerConstants, TunerFunctions, unset,
 };
-use super::costs::{CallCosts, CostCache};
+use super::costs::{CallCosts, CostCache, ExpectedRun};
 use super::loader::Plugin;
 use super::logger::log_function;
-use super::names::{ALGORITHM_NAMES, PROTOCOL_NAMES, numbered_algorithm, tuned_func};
+use super::names::{
+    ALGORITHM_NAMES, PROTOCOL_NAMES, algorithm_number, numbered_algorithm, numbered_protocol,
+    protocol_number, tuned_func,
+};
 use crate::types::{as_int, ncclSuccess};
 use cinch::comm::Call;
-use cinch::types::Algorithm;
+use cinch::types::{Algorithm, Protocol};
 use cinch::{Collective, Communicator};
 use std::ffi::{c_int, c_void};
+use std::num::NonZeroU8;
 use std::sync::atomic::AtomicBool;
 
 /// Whether the log has that the plug-in sets constants.
@@ -30,7 +35,7 @@ pub(super) struct CommTuner {
 struct LoggedLimits {
     failure: AtomicBool,
     foreign: AtomicBool,
-    protocol: AtomicBool,
+    nothing: AtomicBool,
     channels: AtomicBool,
 }
 
@@ -85,7 +90,8 @@ impl CommTuner {
         })
     }
 
-    /// Selects the algorithm of a call that names none, if the plug-in changes the predicted times.
+    /// Selects algorithm and protocol of a call that names no algorithm, if the plug-in changes the predicted times, and
+    /// bounds its channels, if the plug-in sets their number.
     pub(super) fn tune(&self, communicator: &Communicator, costs: &CostCache, call: &mut Call) {
         let Some(func) = tuned_func(call.collective) else {
             return;
@@ -98,15 +104,30 @@ impl CommTuner {
             return;
         };
         let bytes = message_bytes(call, self.nranks);
-        let Some(table) = self.coll_info(func, bytes, &costs.table) else {
+        let Some((table, channels)) = self.coll_info(func, bytes, &costs.table) else {
             return;
         };
+        call.tuning.max_channels = self.bound(channels);
         match decide(&costs, &table) {
             TunerDecision::Leave => {}
-            TunerDecision::Take { algorithm, entry } => {
+            TunerDecision::Take(algorithm, protocol) => {
                 call.algorithm = Some(algorithm);
-                self.check_protocol(communicator, call, entry);
+                call.tuning.protocol = protocol;
             }
+        }
+        let has_any = |table: &CostTable| entries(table).next().is_some();
+        if has_any(&costs.table) && !has_any(&table) {
+            self.plugin.warn_once(&self.logged.nothing, || {
+                let runs = call
+                    .algorithm
+                    .map_or("cinch selects as without a tuner".into(), |algorithm| {
+                        format!("{algorithm} runs, which NCCL lacks")
+                    });
+                format!(
+                    "it disables all algorithms and protocols of {}, so {runs}",
+                    call.collective
+                )
+            });
         }
         if let Some((algorithm, protocol)) = foreign(&costs.table, &table) {
             self.plugin.log_once(&self.logged.foreign, || {
@@ -118,8 +139,13 @@ impl CommTuner {
         }
     }
 
-    /// Returns the plug-in's table for a call; `None` if the plug-in returns an error.
-    fn coll_info(&self, func: c_int, bytes: usize, before: &CostTable) -> Option<CostTable> {
+    /// Returns the plug-in's table and number of channels for a call; `None` if the plug-in returns an error.
+    fn coll_info(
+        &self,
+        func: c_int,
+        bytes: usize,
+        before: &CostTable,
+    ) -> Option<(CostTable, c_int)> {
         let coll_info = self.plugin.functions.coll_info?;
         let (mut table, mut channels) = (*before, 0);
         // SAFETY: the function is the plug-in's, with a context that it made. The interface passes an array of arrays
@@ -143,26 +169,19 @@ impl CommTuner {
             });
             return None;
         }
-        if channels != 0 {
-            self.plugin.log_once(&self.logged.channels, || {
-                format!("it sets {channels} channels; cinch keeps the number of its settings")
-            });
-        }
-        Some(table)
+        Some((table, channels))
     }
 
-    /// Logs once if the call will not run with the protocol of the tuner's entry.
-    fn check_protocol(&self, communicator: &Communicator, call: &Call, entry: usize) {
-        if communicator.gpu().is_some() {
-            self.plugin.log_once(&self.logged.protocol, || {
-                format!(
-                    "{} is taken as the algorithm of {}; cinch selects the protocol, not {}",
-                    call.algorithm.map_or("none", Algorithm::name),
-                    call.collective,
-                    PROTOCOL_NAMES[entry]
-                )
+    /// Returns the bound on a call's channels that follows from the plug-in's number, in which 0 is unset. Logs a
+    /// negative number once.
+    fn bound(&self, channels: c_int) -> Option<NonZeroU8> {
+        if channels < 0 {
+            self.plugin.log_once(&self.logged.channels, || {
+                format!("it sets {channels} channels, so cinch keeps the number of its settings")
             });
         }
+        // No communicator has more channels than a byte holds.
+        NonZeroU8::new(u8::try_from(channels.max(0)).unwrap_or(u8::MAX))
     }
 }
 
@@ -177,36 +196,42 @@ impl Drop for CommTuner {
 
 /// Result of a tuner's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TunerDecision {
+pub(super) enum TunerDecision {
     /// cinch selects as without a tuner.
     Leave,
-    /// The algorithm of the cheapest entry runs.
-    Take {
-        algorithm: Algorithm,
-        /// Number of the entry's protocol.
-        entry: usize,
-    },
+    /// Algorithm and protocol of the cheapest entry run, or an algorithm that NCCL lacks with a protocol of cinch's choice.
+    Take(Algorithm, Option<Protocol>),
 }
 
 /// Decides by a tuner's table. Times are compared in whole nanoseconds; ties go to the lower number.
 ///
 /// A table that the tuner has left unchanged decides nothing, because NCCL's table lacks algorithms of cinch. These
-/// compete with their predicted times.
-fn decide(costs: &CallCosts, table: &CostTable) -> TunerDecision {
+/// compete with their predicted times, and run where the tuner disables what would run without it.
+pub(super) fn decide(costs: &CallCosts, table: &CostTable) -> TunerDecision {
     if *table == costs.table {
         return TunerDecision::Leave;
     }
     let cheapest = entries(table)
         .filter(|&(algorithm, protocol, _)| costs.table[algorithm][protocol] != NO_COST)
         .min_by_key(|&(_, _, time)| time);
-    let Some((number, entry, time)) = cheapest else {
-        return TunerDecision::Leave;
-    };
-    let others = costs.others.and_then(nanoseconds);
-    match numbered_algorithm(number) {
-        Some(algorithm) if others.is_none_or(|others| time <= others) => {
-            TunerDecision::Take { algorithm, entry }
-        }
+    let others = costs.others.and_then(|(_, others)| nanoseconds(others));
+    let cheapest = cheapest.filter(|&(_, _, time)| others.is_none_or(|others| time <= others));
+    if let Some((number, protocol, _)) = cheapest
+        && let Some(algorithm) = numbered_algorithm(number)
+    {
+        return TunerDecision::Take(algorithm, numbered_protocol(protocol));
+    }
+    let ExpectedRun {
+        algorithm,
+        protocol,
+        ..
+    } = costs.expected;
+    let is_unwanted = algorithm_number(algorithm).is_some_and(|number| {
+        let entry = |table: &CostTable| table[number][protocol_number(protocol)];
+        entry(table) != entry(&costs.table)
+    });
+    match costs.others {
+        Some((algorithm, _)) if is_unwanted => TunerDecision::Take(algorithm, None),
         _ => TunerDecision::Leave,
     }
 }
@@ -249,21 +274,21 @@ fn int(number: usize) -> c_int {
 
 #[cfg(test)]
 mod tests {
-    use super::super::costs::ExpectedRun;
     use super::*;
-    use cinch::types::Protocol;
 
     const TREE: usize = 0;
     const RING: usize = 1;
     const NVLS: usize = 4;
+    const LL128: usize = 1;
     const SIMPLE: usize = 2;
 
     fn costs(others: Option<f32>) -> CallCosts {
         let mut table = [[NO_COST; PROTOCOLS]; ALGORITHMS];
         (table[TREE][SIMPLE], table[RING][SIMPLE]) = (30.0, 20.0);
+        table[RING][LL128] = 40.0;
         CallCosts {
             table,
-            others,
+            others: others.map(|time| (Algorithm::Direct, time)),
             expected: ExpectedRun {
                 algorithm: Algorithm::Ring,
                 protocol: Protocol::Simple,
@@ -273,16 +298,35 @@ mod tests {
     }
 
     fn decided(others: Option<f32>, change: impl Fn(&mut CostTable)) -> Option<Algorithm> {
-        let costs = costs(others);
-        let mut table = costs.table;
-        change(&mut table);
-        match decide(&costs, &table) {
+        match decision(others, change) {
             TunerDecision::Leave => None,
-            TunerDecision::Take { algorithm, entry } => {
-                assert_eq!(entry, SIMPLE);
+            TunerDecision::Take(algorithm, protocol) => {
+                let own = protocol.is_none() && algorithm == Algorithm::Direct;
+                assert!(own || protocol == Some(Protocol::Simple));
                 Some(algorithm)
             }
         }
+    }
+
+    fn decision(others: Option<f32>, change: impl Fn(&mut CostTable)) -> TunerDecision {
+        let costs = costs(others);
+        let mut table = costs.table;
+        change(&mut table);
+        decide(&costs, &table)
+    }
+
+    #[test]
+    fn protocol_of_the_cheapest_entry_is_taken() {
+        let ring = |protocol| TunerDecision::Take(Algorithm::Ring, Some(protocol));
+        let lines = |table: &mut CostTable| table[RING][LL128] = 0.0;
+        assert_eq!(decision(Some(5.0), lines), ring(Protocol::Ll128));
+        let no_slots = |table: &mut CostTable| {
+            (table[RING][SIMPLE], table[TREE][SIMPLE]) = (NO_COST, NO_COST);
+        };
+        assert_eq!(decision(None, no_slots), ring(Protocol::Ll128));
+        // No kernel of this call has ll.
+        let ll = |table: &mut CostTable| table[RING][0] = 0.0;
+        assert_eq!(decision(None, ll), ring(Protocol::Simple));
     }
 
     #[test]
@@ -313,6 +357,12 @@ mod tests {
         assert_eq!(decided(Some(5.0), tree_at(6.0)), None);
         assert_eq!(decided(Some(5.0), tree_at(5.0)), Some(Algorithm::Tree));
         assert_eq!(decided(Some(0.0), tree_at(0.0)), Some(Algorithm::Tree));
+        // Where the tuner disables what would run, they run before slower entries.
+        let no_ring = |table: &mut CostTable| table[RING][SIMPLE] = NO_COST;
+        assert_eq!(decided(Some(25.0), no_ring), Some(Algorithm::Direct));
+        assert_eq!(decided(Some(31.0), no_ring), Some(Algorithm::Tree));
+        let nothing = |table: &mut CostTable| *table = [[NO_COST; PROTOCOLS]; ALGORITHMS];
+        assert_eq!(decided(Some(99.0), nothing), Some(Algorithm::Direct));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 /* A profiler and a tuner for NCCL's plug-in interfaces, versions 5 and 6, which write what they get to the file
-   PLUGIN_TEST_FILE. The tuner makes the algorithm PLUGIN_TEST_PREFER (tree, ring or nvls) the cheapest.
+   PLUGIN_TEST_FILE. The tuner makes the algorithm PLUGIN_TEST_PREFER (tree, ring or nvls) with the protocol
+   PLUGIN_TEST_PROTOCOL (ll, ll128 or simple) the cheapest where the table has it, and sets PLUGIN_TEST_CHANNELS
+   channels. It disables all algorithms for `none`, and fails for `error`.
 
    Macros make plug-ins that cannot be used: VERSION=4 has an old version only, INIT_FAILS refuses all communicators,
    and NO_FUNCTIONS lacks functions. */
@@ -211,6 +213,14 @@ const struct profiler VERSIONED(ncclProfiler_v, VERSION) = {
 
 enum { ALGORITHMS = 7, PROTOCOLS = 3, TREE = 0, RING = 1, NVLS = 4, SIMPLE = 2, CONSTANTS = 144 };
 
+/* Returns the number of a name in a list that ends with NULL; -1 for NULL and unknown names. */
+static int number_of(const char *name, const char *const *names) {
+  for (int n = 0; name != NULL && names[n] != NULL; n++) {
+    if (strcmp(name, names[n]) == 0) return n;
+  }
+  return -1;
+}
+
 static int tuner_init(void **context, uint64_t id, size_t ranks, size_t nodes, log_function *log, const int *domains,
                       double *constants) {
   struct handle *made = new_handle();
@@ -229,7 +239,11 @@ static int tuner_init(void **context, uint64_t id, size_t ranks, size_t nodes, l
 static int tuner_info(void *context, int func, size_t bytes, int operations, float **costs, int algorithms,
                       int protocols, int registered, int *channels) {
   float(*table)[PROTOCOLS] = (float(*)[PROTOCOLS])costs;
-  const char *prefer = getenv("PLUGIN_TEST_PREFER");
+  static const char *const algorithms_by_number[] = {"tree", "ring", "2", "3", "nvls", NULL};
+  static const char *const protocols_by_number[] = {"ll", "ll128", "simple", NULL};
+  const char *prefer = getenv("PLUGIN_TEST_PREFER"), *count = getenv("PLUGIN_TEST_CHANNELS");
+  int algorithm = number_of(prefer, algorithms_by_number);
+  int protocol = number_of(getenv("PLUGIN_TEST_PROTOCOL"), protocols_by_number);
   int existing = 0;
   if (algorithms != ALGORITHMS || protocols != PROTOCOLS) return SYSTEM_ERROR;
   for (int a = 0; a < ALGORITHMS; a++) {
@@ -238,16 +252,22 @@ static int tuner_info(void *context, int func, size_t bytes, int operations, flo
   note("tuner %d info func=%d bytes=%zu operations=%d registered=%d channels=%d entries=%d tree=%d ring=%d",
        number(context), func, bytes, operations, registered, *channels, existing, table[TREE][SIMPLE] > 0,
        table[RING][SIMPLE] > 0);
+  if (count != NULL) *channels = atoi(count);
   if (prefer == NULL) return 0;
   if (strcmp(prefer, "error") == 0) {
     table[TREE][SIMPLE] = 0;
     return SYSTEM_ERROR;
   }
-  if (strcmp(prefer, "nvls") == 0) table[NVLS][SIMPLE] = 0;
-  if (strcmp(prefer, "ring") == 0) table[RING][SIMPLE] = 0;
-  if (strcmp(prefer, "tree") == 0) {
-    table[TREE][SIMPLE] = 0;
-    *channels = 3;
+  if (strcmp(prefer, "none") == 0) {
+    for (int a = 0; a < ALGORITHMS; a++) {
+      for (int p = 0; p < PROTOCOLS; p++) table[a][p] = -1;
+    }
+  }
+  if (algorithm < 0) return 0;
+  if (protocol < 0) protocol = SIMPLE;
+  if (algorithm == NVLS || table[algorithm][protocol] >= 0) {
+    note("tuner %d takes func=%d bytes=%zu", number(context), func, bytes);
+    table[algorithm][protocol] = 0;
   }
   return 0;
 }

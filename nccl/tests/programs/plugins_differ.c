@@ -1,4 +1,5 @@
-/* Three ranks as processes, whose tuners disagree: the call fails on all of them, and does not hang. */
+/* Three ranks as processes, whose tuners disagree about the variable that the argument names: the call fails on all of
+   them, and does not hang. */
 #include "ranks.h"
 
 enum { N = 3, COUNT = 1000 };
@@ -6,8 +7,10 @@ enum { N = 3, COUNT = 1000 };
 static void rank_main(int rank, ncclUniqueId id, const void *task) {
   static float x[COUNT];
   ncclComm_t comm;
-  const char *odd = task;
-  setenv("PLUGIN_TEST_PREFER", rank == 1 ? odd : "tree", 1);
+  const char *variable = task;
+  setenv("PLUGIN_TEST_PREFER", "tree", 1);
+  setenv("PLUGIN_TEST_CHANNELS", "2", 1);
+  if (rank == 1) setenv(variable, strcmp(variable, "PLUGIN_TEST_CHANNELS") == 0 ? "1" : "ring", 1);
   OK(ncclCommInitRank(&comm, N, id, rank));
   ncclResult_t result = ncclAllReduce(x, x, COUNT, ncclFloat32, ncclSum, comm, NULL);
   CHECK(result == ncclInvalidUsage || result == ncclRemoteError);
@@ -16,9 +19,10 @@ static void rank_main(int rank, ncclUniqueId id, const void *task) {
   OK(ncclCommAbort(comm));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   pid_t children[N];
-  start_ranks(children, N, rank_main, "ring");
+  CHECK(argc == 2);
+  start_ranks(children, N, rank_main, argv[1]);
   for (int r = 0; r < N; r++) expect_end(children[r], 0);
   puts("ok");
   return 0;

@@ -403,7 +403,8 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
 mod tests {
     use super::*;
     use crate::types::{
-        Algorithm, CodecSetting, CodecSpec, Collective, DType, Fused as Together, ReduceOp,
+        Algorithm, CallTuning, CodecSetting, CodecSpec, Collective, DType, Fused as Together,
+        ReduceOp,
     };
     use std::collections::HashMap;
 
@@ -424,6 +425,7 @@ mod tests {
                     peer: 0,
                     codec: CodecSetting::RAW,
                     algorithm: None,
+                    tuning: CallTuning::AUTO,
                     tensor: None,
                     feedback: None,
                     fused: Together::ALONE,

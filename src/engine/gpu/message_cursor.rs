@@ -121,6 +121,7 @@ impl MessageSizesCache {
                 auto: false,
             },
             algorithm: Some(call.algorithm),
+            tuning: call.tuning,
             tensor: None,
             feedback: None,
             fused: Fused::ALONE,

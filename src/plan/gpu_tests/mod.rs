@@ -12,7 +12,9 @@ use crate::gpu_links::{LinkClass, PairLinks};
 use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, Groups};
 use crate::topology::{MachineGraph, PeerAccess, read_xml};
-use crate::types::{CodecSpec, DType, Fused, Kernel, Protocol, ReduceOp, TransportKind};
+use crate::types::{
+    CallTuning, CodecSpec, DType, Fused, Kernel, Protocol, ReduceOp, TransportKind,
+};
 
 pub(in crate::plan) fn limits(nranks: usize, resident: usize) -> Limits {
     let shape = PeerBufferLayout::new(nranks, 64 << 20, 64).unwrap();
@@ -47,6 +49,7 @@ pub(in crate::plan) fn request(collective: Collective, count: usize, codec: &str
         peer: usize::from(collective == Collective::SendRecv),
         codec: codec.parse().unwrap(),
         algorithm: None,
+        tuning: CallTuning::AUTO,
         tensor: None,
         feedback: None,
         fused: Fused::ALONE,

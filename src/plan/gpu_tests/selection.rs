@@ -198,6 +198,76 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
 }
 
 #[test]
+fn protocol_and_channels_of_a_call_are_taken_where_they_can_be() {
+    let by_ring = |count, codec: &str, protocol, most| Request {
+        algorithm: Some(Algorithm::Ring),
+        tuning: CallTuning {
+            protocol,
+            max_channels: std::num::NonZeroU8::new(most),
+        },
+        ..request(Collective::AllReduce, count, codec)
+    };
+    // A call precedes the settings, and its protocol has no limit of size.
+    for settings in [None, Some(KernelProtocol::LL)] {
+        let mut limits = limits(4, 132);
+        limits.gpu = limits.gpu.map(|gpu| match settings {
+            None => gpu,
+            Some(kernel) => gpu.forced(kernel),
+        });
+        for protocol in Protocol::ALL {
+            for count in [1 << 8, 1 << 14, 8 << 20] {
+                let call = by_ring(count, "raw", Some(protocol), 3);
+                let plans = [0, 1, 3].map(|rank| {
+                    let mut planner = Planner::new(limits.clone(), rank, Isa::Scalar);
+                    planner.plan(&call).unwrap()
+                });
+                for plan in &plans {
+                    let taken = (plan.algorithm, plan.kernel.kernel, plan.kernel.protocol);
+                    assert_eq!(
+                        taken,
+                        (Algorithm::Ring, Kernel::Schedule, protocol),
+                        "{count}"
+                    );
+                    assert!(
+                        (1..=3).contains(&plan.channels),
+                        "{count}: {}",
+                        plan.channels
+                    );
+                    assert_eq!(plan.channels, plans[0].channels);
+                    assert_eq!(plan.geometry, plans[0].geometry);
+                }
+            }
+        }
+    }
+    let plan = |call: &Request| plan(limits(4, 132), call);
+    let channels = |most| plan(&by_ring(8 << 20, "raw", None, most)).channels;
+    assert_eq!(
+        [channels(1), channels(3), channels(255)],
+        [1, 3, channels(0)]
+    );
+    assert!(channels(0) > 3);
+    // Coded chunks travel in slots, and links that may deliver lines in parts have no ll128.
+    let coded = plan(&by_ring(1 << 20, "linear8", Some(Protocol::Ll), 2));
+    assert_eq!((coded.kernel, coded.channels), (KernelProtocol::SIMPLE, 2));
+    let mut torn = limits(4, 132);
+    torn.gpu.as_mut().unwrap().ll128 = false;
+    let call = by_ring(1 << 14, "raw", Some(Protocol::Ll128), 0);
+    let kernel = super::plan(torn, &call).kernel;
+    assert_ne!(kernel.protocol, Protocol::Ll128);
+    // A bound applies to the blocks of fused kernels, and a protocol to calls that name no algorithm.
+    let mut small = by_ring(64 << 10, "raw", None, 2);
+    small.algorithm = None;
+    let fused = plan(&small);
+    assert!(
+        fused.kernel.is_fused() && fused.channels == 2,
+        "{}",
+        fused.channels
+    );
+    small.tuning.protocol = Some(Protocol::Simple);
+    assert_eq!(plan(&small).kernel, KernelProtocol::SIMPLE);
+}
+
+#[test]
 fn the_table_names_protocols() {
     let planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
     let text = planner

@@ -2,7 +2,7 @@ use super::*;
 use crate::cpu::Isa;
 use crate::plan::gpu_tests::{limits, request};
 use crate::plan::{Planner, Request};
-use crate::types::DType;
+use crate::types::{CallTuning, DType, Protocol};
 
 const TEXT: &str = "\
 cinch tuning 2
@@ -359,6 +359,22 @@ fn what_was_asked_for_wins() {
         explained.contains("cost model: the call asks"),
         "{explained}"
     );
+    let mut asked = all_reduce(1 << 20, "raw");
+    let measured = planner.plan(&asked).unwrap();
+    asked.tuning.protocol = Some(Protocol::Ll);
+    assert_eq!(planner.plan(&asked).unwrap().kernel.protocol, Protocol::Ll);
+    // The table's choice stays where a call bounds the channels alone.
+    asked.tuning = CallTuning {
+        protocol: None,
+        max_channels: std::num::NonZeroU8::new(1),
+    };
+    let bounded = planner.plan(&asked).unwrap();
+    assert_eq!(
+        (bounded.algorithm, bounded.kernel),
+        (measured.algorithm, measured.kernel)
+    );
+    assert_eq!(bounded.channels, 1);
+    assert!(measured.channels > 1);
 }
 
 #[test]

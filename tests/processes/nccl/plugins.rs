@@ -226,6 +226,10 @@ fn tuner_selects_the_algorithm_of_sums() {
             // No setting names the plug-in, so its name is the default one.
             ("LD_LIBRARY_PATH", folder.to_str().unwrap()),
             ("PLUGIN_TEST_PREFER", prefer),
+            (
+                "PLUGIN_TEST_CHANNELS",
+                if prefer == "tree" { "3" } else { "-3" },
+            ),
         ];
         let ran = Observed::run(&folder, "plugins", prefer, &variables).expect_success();
         assert_eq!(ran.with("init id=1 ranks=4 nodes=1 domains=1,4,4").len(), 4);
@@ -243,11 +247,15 @@ fn tuner_selects_the_algorithm_of_sums() {
         let version = format!("tuner plug-in \"recorder\", version {version}");
         assert_eq!(ran.logged(&version), 1);
         assert!(ran.logged("it sets constants of NCCL's cost model") >= 1);
-        let channels = ran.logged("it sets 3 channels; cinch keeps the number of its settings");
-        assert_eq!(channels > 0, prefer == "tree", "{}", ran.log);
+        let wrong = ran.logged("it sets -3 channels, so cinch keeps the number of its settings");
+        assert_eq!(wrong > 0, prefer == "ring", "{}", ran.log);
     }
     for (prefer, logged) in [
         ("nvls", "cinch has no NVLS/SIMPLE for all_reduce"),
+        (
+            "none",
+            "CINCH WARN tuner plug-in \"recorder\": it disables all algorithms and protocols of all_",
+        ),
         ("error", "getCollInfo returned 2"),
     ] {
         let variables = [
@@ -262,6 +270,45 @@ fn tuner_selects_the_algorithm_of_sums() {
     }
 }
 
+/// Trees over TCP cut the sums into two passes, which have a channel each unless the tuner bounds their number.
+#[test]
+fn tuner_selects_protocol_and_bounds_channels_of_sums() {
+    let folder = folder("channels");
+    let library = plugin(&folder, "both.so", &[]);
+    let path = library.to_str().unwrap();
+    let ran = |channels, protocol| {
+        let variables = [
+            ("NCCL_TUNER_PLUGIN", path),
+            ("NCCL_PROFILER_PLUGIN", path),
+            ("CINCH_TRANSPORT", "tcp"),
+            ("CINCH_SLOT_BYTES", "4096"),
+            ("PLUGIN_TEST_PREFER", "tree"),
+            ("PLUGIN_TEST_PROTOCOL", protocol),
+            ("PLUGIN_TEST_CHANNELS", channels),
+        ];
+        Observed::run(&folder, "plugins", "any", &variables).expect_success()
+    };
+    let plans = |ran: &Observed, number: u32, plan: &str| {
+        let calls = ran.with(&format!("number={number} func=AllReduce"));
+        calls.iter().filter(|line| line.ends_with(plan)).count()
+    };
+    for (set, channels) in [("0", 2), ("1", 1), ("2", 2), ("200", 2), ("4000", 2)] {
+        let ran = ran(set, "simple");
+        assert_eq!(ran.with("takes func=4").len(), 4, "{:?}", ran.lines);
+        let plan = format!("channels={channels} algorithm=TREE protocol=SIMPLE");
+        assert_eq!(plans(&ran, 0, &plan), 4, "{plan}: {:?}", ran.lines);
+        // The second sum names its algorithm, so it is not tuned.
+        let plan = "channels=2 algorithm=TREE protocol=SIMPLE";
+        assert_eq!(plans(&ran, 1, plan), 4, "{:?}", ran.lines);
+    }
+    // Host memory has the protocol simple alone, so the table lacks the entry.
+    let ran = ran("1", "ll128");
+    assert_eq!(ran.with("takes").len(), 0, "{:?}", ran.lines);
+    let calls = ran.with(" number=0 func=AllReduce");
+    let bounded = |line: &&&str| line.contains("channels=1 ") && line.ends_with("protocol=SIMPLE");
+    assert_eq!(calls.iter().filter(bounded).count(), 4, "{calls:?}");
+}
+
 #[test]
 fn tuners_that_disagree_fail_the_call_on_all_ranks() {
     let folder = folder("differ");
@@ -270,7 +317,20 @@ fn tuners_that_disagree_fail_the_call_on_all_ranks() {
         ("NCCL_TUNER_PLUGIN", library.to_str().unwrap()),
         ("NCCL_DEBUG", "NONE"),
     ];
-    let ran = Observed::run(&folder, "plugins_differ", "", &variables).expect_success();
+    for (variable, parts) in [
+        ("PLUGIN_TEST_PREFER", ["algorithm tree", "algorithm ring"]),
+        (
+            "PLUGIN_TEST_CHANNELS",
+            ["channels at most 2", "channels at most 1"],
+        ),
+    ] {
+        let ran = Observed::run(&folder, "plugins_differ", variable, &variables);
+        expect_difference(&ran.expect_success(), parts);
+    }
+}
+
+/// Checks that the errors of three ranks, of which rank 1 differs, have these parts.
+fn expect_difference(ran: &Observed, parts: [&str; 2]) {
     let said = String::from_utf8_lossy(&ran.output.stdout);
     let lines: Vec<&str> = said
         .lines()
@@ -278,7 +338,7 @@ fn tuners_that_disagree_fail_the_call_on_all_ranks() {
         .collect();
     assert_eq!(lines.len(), 3, "{said}");
     for line in lines {
-        let both = ["algorithm tree", "algorithm ring"].map(|name| line.contains(name));
+        let both = parts.map(|part| line.contains(part));
         assert_eq!(both, [true, true], "{said}");
         // Rank 1 is the one that differs, and the sentence names it and another rank.
         assert!(

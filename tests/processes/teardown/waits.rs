@@ -12,7 +12,7 @@ use cinch::schedule::Groups;
 use cinch::sync::Fault;
 use cinch::transport::{ConnectContext, Header, Links, RecvEnd, Waiter, connect_all};
 use cinch::types::TransportKind;
-use cinch::{CodecSetting, Collective, Config, DType, ErrorKind, ReduceOp};
+use cinch::{CallTuning, CodecSetting, Collective, Config, DType, ErrorKind, ReduceOp};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -173,6 +173,7 @@ fn one_message(
                     peer: 1,
                     codec: CodecSetting::RAW,
                     algorithm: None,
+                    tuning: CallTuning::AUTO,
                     tensor: None,
                     feedback: None,
                     fused: cinch::types::Fused::ALONE,

@@ -8,7 +8,7 @@ use crate::gpu::abi::MAX_PEERS;
 use crate::mem::PeerBufferLayout;
 use crate::plan::{GpuLimits, Limits, MachineFacts, Resident};
 use crate::schedule::{self, Groups};
-use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused, TransportKind};
+use crate::types::{Algorithm, CallTuning, CodecSpec, Collective, DType, Fused, TransportKind};
 
 fn limits(hosts: &Groups, nranks: usize, channels: usize) -> Limits {
     let budget = (2 << 20) * nranks.div_ceil(8);
@@ -42,6 +42,7 @@ fn request(collective: Collective, algorithm: Algorithm, count: usize, codec: &s
         peer: 2 * usize::from(collective == Collective::SendRecv),
         codec: codec.parse().unwrap(),
         algorithm: Some(algorithm),
+        tuning: CallTuning::AUTO,
         tensor: None,
         feedback: None,
         fused: Fused::ALONE,
@@ -156,6 +157,27 @@ fn message_sizes_match_the_kernels_walk() {
         }
     }
     assert!(messages > 80_000, "{messages}");
+}
+
+/// A proxy knows a call by its signature alone, and must plan it on as many channels as the engine.
+#[test]
+fn bound_of_channels_is_in_the_signature() {
+    let limits = limits(&Groups::even_hosts(2, 2), 4, 4);
+    let mut message_sizes = MessageSizesCache::new(Planner::new(limits.clone(), 0, Isa::Scalar));
+    let mut planner = Planner::new(limits, 0, Isa::Scalar);
+    for most in 0..=4 {
+        let mut request = request(Collective::AllReduce, Algorithm::Ring, 700_001, "raw");
+        request.tuning.max_channels = std::num::NonZeroU8::new(most);
+        let plan = planner.plan(&request).unwrap();
+        let words = plan
+            .decided(&request)
+            .signature(plan.algorithm, plan.specs.intra, 77)
+            .words();
+        let found = message_sizes.get(&words).unwrap();
+        assert_eq!(found.plan.channels, plan.channels);
+        assert_eq!(found.plan.geometry, plan.geometry);
+        assert_eq!(plan.channels, if most == 0 { 4 } else { most.into() });
+    }
 }
 
 /// Checks that `cursor` yields these message lengths, for two calls in a row.

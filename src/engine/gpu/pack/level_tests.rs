@@ -13,7 +13,7 @@ use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Groups;
 use crate::testing::{Data, Pattern, local_world};
 use crate::topology::{MachineGraph, PeerAccess, RankTopology, read_xml};
-use crate::types::{Algorithm, Collective, DType, Fused, ReduceOp, TransportKind};
+use crate::types::{Algorithm, CallTuning, Collective, DType, Fused, ReduceOp, TransportKind};
 use std::sync::Arc;
 
 const COUNT: usize = 100_003;
@@ -57,6 +57,7 @@ fn request(collective: Collective, codec: &str) -> Request {
         peer: 0,
         codec: codec.parse().unwrap(),
         algorithm: None,
+        tuning: CallTuning::AUTO,
         tensor: None,
         feedback: None,
         fused: Fused::ALONE,

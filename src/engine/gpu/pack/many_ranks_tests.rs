@@ -7,7 +7,7 @@ use crate::gpu_links::PairLinks;
 use crate::mem::PeerBufferLayout;
 use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Groups;
-use crate::types::{Algorithm, Collective, DType, Fused, Kernel, TransportKind};
+use crate::types::{Algorithm, CallTuning, Collective, DType, Fused, Kernel, TransportKind};
 
 /// Returns the numbers of launches of all ranks; the error of the first rank that has one.
 fn launches(case: &Case, nranks: usize) -> Result<Vec<usize>> {
@@ -148,6 +148,7 @@ fn planner_has_kernels_for_every_call_of_many_ranks() {
                     peer: nranks / 2,
                     codec: codec.parse().unwrap(),
                     algorithm: None,
+                    tuning: CallTuning::AUTO,
                     tensor: None,
                     feedback: None,
                     fused: Fused::ALONE,
@@ -174,6 +175,7 @@ fn planner_has_kernels_for_every_call_of_many_ranks() {
             peer: 0,
             codec: "raw".parse().unwrap(),
             algorithm: Some(Algorithm::Direct),
+            tuning: CallTuning::AUTO,
             tensor: None,
             feedback: None,
             fused: Fused::ALONE,

@@ -10,7 +10,8 @@ use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Groups;
 use crate::sys::cuda::mock::MockMachine as Gpus;
 use crate::types::{
-    CodecSetting, CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS, TransportKind,
+    CallTuning, CodecSetting, CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS,
+    TransportKind,
 };
 use std::collections::VecDeque;
 use std::mem::offset_of;
@@ -144,6 +145,7 @@ impl Bench {
             peer: 1,
             codec: CodecSetting::RAW,
             algorithm: None,
+            tuning: CallTuning::AUTO,
             tensor: None,
             feedback: None,
             fused: Fused::ALONE,

@@ -15,7 +15,7 @@ use crate::mem::PeerBufferLayout;
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{MockMachine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
-use crate::types::{Algorithm, CodecSpec, DType, Fused, ReduceOp, Scalar};
+use crate::types::{Algorithm, CallTuning, CodecSpec, DType, Fused, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -274,6 +274,7 @@ pub(super) fn request(problem: &Problem, codec: &str) -> Request {
         },
         codec: codec.parse().unwrap(),
         algorithm: None,
+        tuning: CallTuning::AUTO,
         tensor: None,
         feedback: None,
         fused: Fused::ALONE,
