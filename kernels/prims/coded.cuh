@@ -51,6 +51,7 @@ class CodedSimple {
   __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
     const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||
+                       job.op == CINCH_RECV_COPY_SEND ||
                        (job.sums() && job.own != CINCH_OWN_CODED);
     return known && job.raw_recv == 0 && !job.raw_send &&
            (job.nrecv == 0 || Whole::HAS_ROOM) && job.aligned &&
@@ -65,7 +66,7 @@ class CodedSimple {
     if (first < whole) {
       if (job.nrecv == 0) {
         Whole::send_tiles(work_, job, first, whole);
-      } else if (job.op == CINCH_RECV) {
+      } else if (!job.sums()) {
         Whole::recv_tiles(work_, job, first, whole);
       } else {
         Whole::sum_tiles(work_, job, nranks_, first, whole);

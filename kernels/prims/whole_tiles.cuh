@@ -12,6 +12,27 @@
 
 namespace cinch {
 
+// Sends on the codes of tile t, one of the whole tiles `first` to `last` - 1 of a received chunk. The function is out of
+// line, so that a receive alone keeps no registers for it, and element types share it.
+template <class C>
+__device__ __noinline__ void forward_tile(const cinch_work &work, const Job &job, uint32_t first, uint32_t last,
+                                          uint32_t t, const typename C::Codes &codes) {
+  const C codec(work.codec);
+  CINCH_ASSUME(!C::scaled || codec.log2_block() != 0);
+  const uint32_t n = job.elements, i = t * WARP_TILE + HELD * lane_id();
+  CINCH_ASSUME(i < n && i + HELD <= n);
+  const NumberLine<C> line(codec, n, first, last);
+  const typename NumberLine<C>::Share share = line.take(t, codes);
+#pragma unroll 1
+  for (uint32_t peer = 0; peer < job.nsend; ++peer) {
+    uint8_t *const target = job.target(peer);
+    codec.store_codes(target, n, i, codes);
+    if (share.is_there) {
+      *(typename NumberLine<C>::Numbers *)(target + share.offset) = share.numbers;
+    }
+  }
+}
+
 template <class E, class C>
 class WholeTiles : Held<E> {
   using Held<E>::mine;
@@ -114,13 +135,14 @@ class WholeTiles : Held<E> {
     wait_copies<0>();
   }
 
-  // Decodes a received chunk.
+  // Decodes a received chunk, and sends its codes on if the step does.
   static __device__ __noinline__ void recv_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
     const EncodedTiles<C> encoded_tiles(codec, job.elements);
     __syncwarp();  // all lanes have finished with the last contents of the stage
     const uint8_t *source = job.source(0);
+    const bool forwards = job.nsend > 0;
     uint8_t *stage = this_stage();
     uint8_t *output = job.output;
     uint32_t next = first;
@@ -142,6 +164,11 @@ class WholeTiles : Held<E> {
       for (uint32_t j = 0; j < BUNDLE && t + j < last; ++j) {
         Codes codes;
         EncodedTiles<C>::take(codec, bundle + j * ENCODED_BYTES, codes);
+        if (forwards) {
+          // Only the copy has an address, so that the codes themselves stay in registers.
+          Codes copy = codes;
+          forward_tile<C>(work, job, first, last, t + j, copy);
+        }
         float x[HELD];
         codec.decode(codes, x);
         uint4 v[PIECES];
