@@ -3,6 +3,8 @@
 //!
 //! The instruction set is chosen once, when a codec or reducer is built, and never per call.
 
+#[cfg(target_arch = "x86_64")]
+mod emulator;
 mod environment;
 mod tile;
 
@@ -25,7 +27,8 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Returns the widest instruction set that this machine has.
+    /// Returns the widest instruction set that this machine has. A processor that QEMU emulates has none but
+    /// `Scalar`, because its AVX2 may be wrong.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -36,7 +39,7 @@ impl Isa {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
-            match (avx2, avx512) {
+            match (avx2 && !emulator::is_tcg(), avx512) {
                 (true, true) => return Isa::Avx512,
                 (true, false) => return Isa::Avx2,
                 _ => {}
