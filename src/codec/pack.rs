@@ -49,6 +49,17 @@ pub(super) fn store<L: Lanes>(bits: usize, lanes: L, code: L::I, to: &mut [u8]) 
     }
 }
 
+/// Writes the codes of four vectors as [`Lanes::pack_bytes`] returns them, each below 2^`bits`, for `bits` up to 8.
+#[inline(always)]
+pub(super) fn store_packed<L: Lanes>(bits: usize, lanes: L, codes: L::I, to: &mut [u8]) {
+    match bits {
+        1 => lanes.store_bits::<1>(codes, to),
+        2 => lanes.store_bits::<2>(codes, to),
+        4 => lanes.store_bits::<4>(codes, to),
+        _ => lanes.store_bytes(codes, to),
+    }
+}
+
 /// Reads [`Lanes::N`] codes of `bits` bits each into the elements of an integer vector.
 #[inline(always)]
 pub(super) fn load<L: Lanes>(bits: usize, lanes: L, from: &[u8]) -> L::I {
@@ -160,6 +171,19 @@ mod tests {
         #[inline(always)]
         fn vector<L: Lanes>(self, lanes: L) -> Vec<u8> {
             let mut bytes = vec![0xee; code_bytes(self.0.len(), BITS)];
+            if BITS <= 8 {
+                let packed = bytes.chunks_mut(4 * L::N * BITS / 8);
+                for (codes, to) in self.0.chunks_exact(4 * L::N).zip(packed) {
+                    let vectors = std::array::from_fn(|i| {
+                        let codes = codes[i * L::N..].iter().map(|&code| f32::from_bits(code));
+                        let codes: Vec<f32> = codes.take(L::N).collect();
+                        lanes.bits(lanes.load(&codes))
+                    });
+                    store_packed(BITS, lanes, lanes.pack_bytes(vectors), to);
+                    let expected = RoundTrip::<BITS>(codes.to_vec()).scalar();
+                    assert_eq!(*to, *expected);
+                }
+            }
             let step = L::N * BITS / 8;
             for (codes, to) in self.0.chunks(L::N).zip(bytes.chunks_mut(step)) {
                 // Codes of the vector beyond the first `n` are not zero here, and must not be

@@ -1,8 +1,8 @@
 //! Loops over the blocks of a span. [`BlockLoops`] holds the inner loops over one block, in scalar
 //! and in vector form.
 
-use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
-use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, load_part as load_floats};
+use super::super::pack::{code_bytes, load, load_part, put, store, store_packed, store_part, take};
+use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, four, load_part as load_floats};
 use super::super::stats::scan_slowly;
 use super::super::wire::{read_number, write_number};
 use super::super::{EncodeStats, RoundingRandom};
@@ -455,18 +455,33 @@ impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
         random: RoundingRandom,
         codes: &mut [u8],
     ) {
-        let mut whole = x.chunks_exact(L::N);
+        let lanes = self.lanes;
+        let quads = x.len() / (4 * L::N) * (4 * L::N);
+        let (first, rest) = x.split_at(quads);
+        let (quad_codes, codes) = codes.split_at_mut(code_bytes(quads, F::BITS));
+        let out = quad_codes.chunks_exact_mut(code_bytes(4 * L::N, F::BITS));
+        for (index, (x, out)) in first.chunks_exact(4 * L::N).zip(out).enumerate() {
+            let x = four!(i => lanes.load(&x[i * L::N..]));
+            let at = index * 4 * L::N;
+            let packed = if DRAW {
+                let u = four!(i => random.fractions(lanes, at + i * L::N));
+                F::draw_packed(lanes, self.registers, encoder, x, u)
+            } else {
+                F::code_packed(lanes, self.registers, encoder, x)
+            };
+            store_packed(F::BITS, lanes, packed, out);
+        }
+        let mut whole = rest.chunks_exact(L::N);
         let mut out = codes.chunks_exact_mut(code_bytes(L::N, F::BITS));
         for (index, (x, out)) in (&mut whole).zip(&mut out).enumerate() {
-            let x = self.lanes.load(x);
-            let code = self.code::<DRAW>(x, encoder, random, index * L::N);
-            store(F::BITS, self.lanes, code, out);
+            let code = self.code::<DRAW>(lanes.load(x), encoder, random, quads + index * L::N);
+            store(F::BITS, lanes, code, out);
         }
         let rest = whole.remainder();
         if !rest.is_empty() {
             let at = x.len() - rest.len();
             let code = self.code::<DRAW>(load_floats(self.lanes, rest), encoder, random, at);
-            let out = &mut codes[code_bytes(at, F::BITS)..];
+            let out = &mut codes[code_bytes(at - quads, F::BITS)..];
             store_part(F::BITS, self.lanes, code, rest.len(), out);
         }
     }

@@ -12,7 +12,7 @@ mod scaled;
 mod sums;
 
 use super::pack::code_bytes;
-use super::simd::{Available, Lanes, launch};
+use super::simd::{Available, Lanes, four, launch};
 use super::wire::{ChunkLayout, ends_chunk, read_number, write_number};
 use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, RoundingRandom, Span, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
@@ -22,7 +22,7 @@ pub(super) use scaled::{
     ROUNDING, Scaled, ScaledFormat, VectorScaledFormat, VectorSteps, takes_upper,
 };
 use std::fmt::Debug;
-pub(super) use sums::{WideSum, total};
+pub(super) use sums::{SignSums, SquareSums, WideSum, add_all, total};
 
 /// Numbers that a block stores beside its codes. A format with one number leaves the second 0.
 pub(super) type Numbers = [f32; 2];
@@ -130,6 +130,29 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
         _u: L::F,
     ) -> L::I {
         Self::code_lanes(lanes, registers, encoder, x)
+    }
+
+    /// Returns the codes of four vectors, as [`Lanes::pack_bytes`] packs them.
+    #[inline(always)]
+    fn code_packed<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        encoder: Self::Encoder,
+        x: [L::F; 4],
+    ) -> L::I {
+        lanes.pack_bytes(four!(i => Self::code_lanes(lanes, registers, encoder, x[i])))
+    }
+
+    /// Returns the codes of four vectors under stochastic rounding, as [`Lanes::pack_bytes`] packs them.
+    #[inline(always)]
+    fn draw_packed<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        encoder: Self::Encoder,
+        x: [L::F; 4],
+        u: [L::F; 4],
+    ) -> L::I {
+        lanes.pack_bytes(four!(i => Self::draw_lanes(lanes, registers, encoder, x[i], u[i])))
     }
 
     /// Returns the value that a code decodes to.

@@ -9,7 +9,7 @@
 //! (|x| - d(low)) / (d(high) - d(low)), up to 2^-22. So the mean of many draws is x itself, whatever the
 //! roundings of factor and unit, and a magnitude that a code decodes to keeps that code.
 
-use super::super::simd::{Lanes, abs, with_sign};
+use super::super::simd::{Lanes, abs, four, with_sign};
 use super::super::{ErrorLaw, Zero};
 use super::{BlockFormat, Draws, Numbers};
 use crate::types::CodecKind;
@@ -82,6 +82,17 @@ pub(in super::super) trait VectorScaledFormat: ScaledFormat {
         x: L::F,
         factor: L::F,
     ) -> L::I;
+
+    /// Returns the codes of four vectors of magnitudes.
+    #[inline(always)]
+    fn magnitudes_of_four<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        x: [L::F; 4],
+        factor: L::F,
+    ) -> [L::I; 4] {
+        four!(i => Self::magnitude_lanes(lanes, registers, x[i], factor))
+    }
 
     /// Returns the codes of magnitudes `x` under stochastic rounding, for random numbers `u`; the vector form of
     /// what [`Scaled`] does with scalars. Formats that never draw need none.
@@ -251,6 +262,21 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         let factor = lanes.splat(encoder.factor);
         let magnitude = F::magnitude_lanes(lanes, registers, abs(lanes, x), factor);
         with_sign(lanes, magnitude, x)
+    }
+
+    #[inline(always)]
+    fn code_packed<L: Lanes>(
+        lanes: L,
+        registers: F::Registers<'_, L>,
+        encoder: ScaledEncoder,
+        x: [L::F; 4],
+    ) -> L::I {
+        let factor = lanes.splat(encoder.factor);
+        let magnitudes = four!(i => abs(lanes, x[i]));
+        lanes.pack_signed(
+            F::magnitudes_of_four(lanes, registers, magnitudes, factor),
+            x,
+        )
     }
 
     /// Random numbers are multiples of 2^-24, and each of three operations rounds by as much of the gap.

@@ -1,6 +1,6 @@
 //! Vectors of eight elements: AVX2 with FMA and F16C.
 
-use super::Lanes;
+use super::{Lanes, four};
 use std::arch::x86_64::*;
 
 /// Token that proves that the machine has AVX2, FMA and F16C.
@@ -69,6 +69,69 @@ impl Lanes for Avx2 {
             let low = _mm256_castsi256_si128(v);
             let words = _mm_packs_epi32(low, _mm256_extracti128_si256::<1>(v));
             _mm_storel_epi64(to.as_mut_ptr().cast(), _mm_packus_epi16(words, words));
+        }
+    }
+
+    #[inline(always)]
+    fn pack_bytes(self, v: [__m256i; 4]) -> __m256i {
+        op!(in_order(_mm256_packus_epi16(
+            _mm256_packs_epi32(v[0], v[1]),
+            _mm256_packs_epi32(v[2], v[3]),
+        )))
+    }
+
+    #[inline(always)]
+    fn pack_signed(self, v: [__m256i; 4], of: [__m256; 4]) -> __m256i {
+        let of = four!(i => self.bits(of[i]));
+        op!({
+            let bytes = _mm256_packus_epi16(
+                _mm256_packs_epi32(v[0], v[1]),
+                _mm256_packs_epi32(v[2], v[3]),
+            );
+            // Signed saturation keeps the sign.
+            let signs = _mm256_packs_epi16(
+                _mm256_packs_epi32(of[0], of[1]),
+                _mm256_packs_epi32(of[2], of[3]),
+            );
+            let signs = _mm256_and_si256(signs, _mm256_set1_epi8(i8::MIN));
+            let zero = _mm256_cmpeq_epi8(bytes, _mm256_setzero_si256());
+            in_order(_mm256_or_si256(bytes, _mm256_andnot_si256(zero, signs)))
+        })
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, v: __m256i, to: &mut [u8]) {
+        let to: &mut [u8; 32] = to.first_chunk_mut().unwrap();
+        // SAFETY: the token `self` proves the instruction set. `to` has 32 bytes; the instruction
+        // accepts any alignment.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), v) }
+    }
+
+    #[inline(always)]
+    fn store_bits<const BITS: usize>(self, v: __m256i, to: &mut [u8]) {
+        match BITS {
+            1 => {
+                let bits = op!(_mm256_movemask_epi8(_mm256_slli_epi16::<7>(v)));
+                to[..4].copy_from_slice(&bits.to_le_bytes());
+            }
+            2 => {
+                let words = op!({
+                    let pairs = _mm256_maddubs_epi16(v, _mm256_set1_epi16(0x0401));
+                    _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x0010_0001))
+                });
+                self.store_u8(words, to);
+            }
+            _ => {
+                let to: &mut [u8; 16] = to.first_chunk_mut().unwrap();
+                // SAFETY: the token `self` proves the instruction set. `to` has 16 bytes; the
+                // instruction accepts any alignment.
+                unsafe {
+                    let pairs = _mm256_maddubs_epi16(v, _mm256_set1_epi16(0x1001));
+                    let low = _mm256_castsi256_si128(pairs);
+                    let bytes = _mm_packus_epi16(low, _mm256_extracti128_si256::<1>(pairs));
+                    _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+                }
+            }
         }
     }
 
@@ -328,11 +391,27 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn add_wide(self, sum: (__m256d, __m256d), a: __m256) -> (__m256d, __m256d) {
+    fn add_by_sign(
+        self,
+        above: (__m256d, __m256d),
+        below: (__m256d, __m256d),
+        a: __m256,
+    ) -> ((__m256d, __m256d), (__m256d, __m256d)) {
+        // A sum starts at +0, which neither zero changes.
         op!({
+            let zero = _mm256_setzero_pd();
             let low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
             let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(a));
-            (_mm256_add_pd(sum.0, low), _mm256_add_pd(sum.1, high))
+            (
+                (
+                    _mm256_add_pd(above.0, _mm256_max_pd(low, zero)),
+                    _mm256_add_pd(above.1, _mm256_max_pd(high, zero)),
+                ),
+                (
+                    _mm256_add_pd(below.0, _mm256_min_pd(low, zero)),
+                    _mm256_add_pd(below.1, _mm256_min_pd(high, zero)),
+                ),
+            )
         })
     }
 
@@ -355,6 +434,13 @@ impl Lanes for Avx2 {
         unsafe { _mm256_storeu_pd(parts.as_mut_ptr(), _mm256_add_pd(sum.0, sum.1)) };
         parts.iter().sum()
     }
+}
+
+/// Orders the 32-bit words of four vectors that were packed in each 128-bit half.
+#[inline(always)]
+fn in_order(v: __m256i) -> __m256i {
+    // SAFETY: callers hold an `Avx2` token, which proves the instruction set.
+    unsafe { _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)) }
 }
 
 /// Returns the table entries at the low bits of the indexes `at`; the table's length is a power of

@@ -1,7 +1,7 @@
 //! Vectors of sixteen elements: AVX-512 F, BW, DQ and VL.
 
-use super::Lanes;
 use super::avx2::last_index;
+use super::{Lanes, four};
 use std::arch::x86_64::*;
 
 /// Token that proves that the machine has AVX-512 F, BW, DQ and VL.
@@ -67,6 +67,68 @@ impl Lanes for Avx512 {
         // SAFETY: the token `self` proves the instruction set. `to` has 16 bytes; the instruction
         // accepts any alignment.
         unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+
+    #[inline(always)]
+    fn pack_bytes(self, v: [__m512i; 4]) -> __m512i {
+        op!(in_order(_mm512_packus_epi16(
+            _mm512_packs_epi32(v[0], v[1]),
+            _mm512_packs_epi32(v[2], v[3]),
+        )))
+    }
+
+    #[inline(always)]
+    fn pack_signed(self, v: [__m512i; 4], of: [__m512; 4]) -> __m512i {
+        let of = four!(i => self.bits(of[i]));
+        op!({
+            let bytes = _mm512_packus_epi16(
+                _mm512_packs_epi32(v[0], v[1]),
+                _mm512_packs_epi32(v[2], v[3]),
+            );
+            // Signed saturation keeps the sign.
+            let signs = _mm512_packs_epi16(
+                _mm512_packs_epi32(of[0], of[1]),
+                _mm512_packs_epi32(of[2], of[3]),
+            );
+            let is_nonzero = _mm512_test_epi8_mask(bytes, bytes);
+            let signs = _mm512_and_si512(signs, _mm512_set1_epi8(i8::MIN));
+            let signs = _mm512_maskz_mov_epi8(is_nonzero, signs);
+            in_order(_mm512_or_si512(bytes, signs))
+        })
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, v: __m512i, to: &mut [u8]) {
+        let to: &mut [u8; 64] = to.first_chunk_mut().unwrap();
+        // SAFETY: the token `self` proves the instruction set. `to` has 64 bytes; the instruction
+        // accepts any alignment.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), v) }
+    }
+
+    #[inline(always)]
+    fn store_bits<const BITS: usize>(self, v: __m512i, to: &mut [u8]) {
+        match BITS {
+            1 => {
+                let bits = op!(_mm512_test_epi8_mask(v, v));
+                to[..8].copy_from_slice(&bits.to_le_bytes());
+            }
+            2 => {
+                let words = op!({
+                    let pairs = _mm512_maddubs_epi16(v, _mm512_set1_epi16(0x0401));
+                    _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x0010_0001))
+                });
+                self.store_u8(words, to);
+            }
+            _ => {
+                let to: &mut [u8; 32] = to.first_chunk_mut().unwrap();
+                // SAFETY: the token `self` proves the instruction set. `to` has 32 bytes; the
+                // instruction accepts any alignment.
+                unsafe {
+                    let pairs = _mm512_maddubs_epi16(v, _mm512_set1_epi16(0x1001));
+                    _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi16_epi8(pairs));
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -346,11 +408,27 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn add_wide(self, sum: (__m512d, __m512d), a: __m512) -> (__m512d, __m512d) {
+    fn add_by_sign(
+        self,
+        above: (__m512d, __m512d),
+        below: (__m512d, __m512d),
+        a: __m512,
+    ) -> ((__m512d, __m512d), (__m512d, __m512d)) {
+        // A sum starts at +0, which neither zero changes.
         op!({
+            let zero = _mm512_setzero_pd();
             let low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
             let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(a));
-            (_mm512_add_pd(sum.0, low), _mm512_add_pd(sum.1, high))
+            (
+                (
+                    _mm512_add_pd(above.0, _mm512_max_pd(low, zero)),
+                    _mm512_add_pd(above.1, _mm512_max_pd(high, zero)),
+                ),
+                (
+                    _mm512_add_pd(below.0, _mm512_min_pd(low, zero)),
+                    _mm512_add_pd(below.1, _mm512_min_pd(high, zero)),
+                ),
+            )
         })
     }
 
@@ -368,5 +446,16 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn total(self, sum: (__m512d, __m512d)) -> f64 {
         op!(_mm512_reduce_add_pd(_mm512_add_pd(sum.0, sum.1)))
+    }
+}
+
+/// Orders the 32-bit words of four vectors that were packed in each 128-bit quarter.
+#[inline(always)]
+fn in_order(v: __m512i) -> __m512i {
+    // SAFETY: callers hold an `Avx512` token, which proves the instruction set.
+    unsafe {
+        #[rustfmt::skip]
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_permutexvar_epi32(order, v)
     }
 }

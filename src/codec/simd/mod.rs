@@ -86,6 +86,32 @@ fn launch_avx512<K: SimdKernel>(kernel: K) -> K::Output {
     kernel.vector(unsafe { avx512::Avx512::new() })
 }
 
+/// Evaluates an expression for the numbers 0 to 3 and returns an array. A closure would not be inlined, and so
+/// compiled without the instruction set.
+macro_rules! four {
+    ($i:ident => $value:expr) => {
+        [
+            {
+                let $i: usize = 0;
+                $value
+            },
+            {
+                let $i: usize = 1;
+                $value
+            },
+            {
+                let $i: usize = 2;
+                $value
+            },
+            {
+                let $i: usize = 3;
+                $value
+            },
+        ]
+    };
+}
+pub(super) use four;
+
 /// Operations on vectors of [`Lanes::N`] elements. Floats in registers are fp32, and integers have 32 bits.
 /// No operation flushes subnormals or reorders arithmetic.
 pub(super) trait Lanes: Copy {
@@ -114,6 +140,16 @@ pub(super) trait Lanes: Copy {
     fn load_u8(self, from: &[u8]) -> Self::I;
     /// Stores the low byte of each element; all must be below 256.
     fn store_u8(self, v: Self::I, to: &mut [u8]);
+    /// Packs four vectors of elements below 256 into a vector of 4N bytes, in order.
+    fn pack_bytes(self, v: [Self::I; 4]) -> Self::I;
+    /// Packs like [`Lanes::pack_bytes`], and sets bit 7 of each nonzero byte to the sign of its element
+    /// of `of`. All elements of `v` must be below 128.
+    fn pack_signed(self, v: [Self::I; 4], of: [Self::F; 4]) -> Self::I;
+    /// Stores the 4N bytes of a vector.
+    fn store_bytes(self, v: Self::I, to: &mut [u8]);
+    /// Stores the low 4, 2 or 1 bits of each of the 4N bytes of a vector next to each other; the bits
+    /// above must be zero.
+    fn store_bits<const BITS: usize>(self, v: Self::I, to: &mut [u8]);
     /// Loads N little-endian 16-bit integers and widens them.
     fn load_u16(self, from: &[u8]) -> Self::I;
     /// Stores the low two bytes of each element; all must be below 65,536.
@@ -194,8 +230,8 @@ pub(super) trait Lanes: Copy {
     fn zero_sum(self) -> Self::D;
     /// Returns sum + a * a in fp64.
     fn add_squares(self, sum: Self::D, a: Self::F) -> Self::D;
-    /// Returns sum + a in fp64.
-    fn add_wide(self, sum: Self::D, a: Self::F) -> Self::D;
+    /// Returns `above` + a where a is 0 or more, and `below` + a where a is less than 0, in fp64.
+    fn add_by_sign(self, above: Self::D, below: Self::D, a: Self::F) -> (Self::D, Self::D);
     /// Stores the N sums to `to`, in the order of the elements.
     fn sums(self, sum: Self::D, to: &mut [f64]);
     fn total(self, sum: Self::D) -> f64;

@@ -1,16 +1,14 @@
 //! Vector form of `terngrad`.
 
-use super::super::blocked::{Numbers, WideSum, load_any};
+use super::super::blocked::{Numbers, SquareSums, WideSum, add_all};
 use super::super::simd::{Lanes, abs};
 use super::Encoder;
 
 #[inline(always)]
 pub(super) fn fit<L: Lanes>(lanes: L, x: &[f32], largest: f32) -> Numbers {
-    let mut squares = WideSum::new(lanes);
-    for (index, part) in x.chunks(L::N).enumerate() {
-        squares.add_squares(lanes, index, load_any(lanes, part));
-    }
-    super::scale(largest, squares.total(lanes), x.len())
+    let mut squares = SquareSums(WideSum::new(lanes));
+    add_all(lanes, x, &mut squares);
+    super::scale(largest, squares.0.total(lanes), x.len())
 }
 
 #[inline(always)]
