@@ -35,6 +35,7 @@ mod info;
 mod kernel_info;
 mod kernel_params;
 mod linear8;
+mod lines;
 mod mantissa8;
 mod minmax;
 mod onebit;

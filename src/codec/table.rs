@@ -53,6 +53,11 @@ impl Magnitudes {
         &self.sorted
     }
 
+    /// Returns the smallest code of each distinct magnitude, ascending by magnitude.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
     /// Returns the thresholds between distinct magnitudes, ascending.
     pub fn thresholds(&self) -> &[f32] {
         &self.thresholds
@@ -103,7 +108,7 @@ fn threshold(low: f32, high: f32) -> f32 {
 ///
 /// The most significant 18 bits of an entry are the low bits of the threshold, whose upper bits select the
 /// bucket. Next come the code above the threshold and the code up to it, 7 bits each.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Buckets {
     entries: Vec<i32>,
     /// First bit pattern of the first bucket; smaller patterns have its code.
@@ -145,7 +150,7 @@ mod vector {
     use super::{Buckets, KEY_SHIFT, REST_MASK};
 
     impl Buckets {
-        /// Vector form of [`super::Magnitudes::nearest`]; no element may be NaN.
+        /// Vector form of [`super::Magnitudes::nearest`]. Any code may stand for a NaN.
         #[inline(always)]
         pub fn nearest<L: Lanes>(&self, lanes: L, y: L::F) -> L::I {
             let first = lanes.splat_i(self.first as i32);

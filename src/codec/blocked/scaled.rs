@@ -83,15 +83,15 @@ pub(in super::super) trait VectorScaledFormat: ScaledFormat {
         factor: L::F,
     ) -> L::I;
 
-    /// Returns the codes of four vectors of magnitudes.
+    /// Returns the codes of four vectors of magnitudes, as [`Lanes::pack`] packs them.
     #[inline(always)]
-    fn magnitudes_of_four<L: Lanes>(
+    fn pack_magnitudes<L: Lanes>(
         lanes: L,
         registers: Self::Registers<'_, L>,
         x: [L::F; 4],
         factor: L::F,
-    ) -> [L::I; 4] {
-        four!(i => Self::magnitude_lanes(lanes, registers, x[i], factor))
+    ) -> L::I {
+        lanes.pack(four!(i => Self::magnitude_lanes(lanes, registers, x[i], factor)))
     }
 
     /// Returns the codes of magnitudes `x` under stochastic rounding, for random numbers `u`; the vector form of
@@ -273,10 +273,8 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
     ) -> L::I {
         let factor = lanes.splat(encoder.factor);
         let magnitudes = four!(i => abs(lanes, x[i]));
-        lanes.pack_signed(
-            F::magnitudes_of_four(lanes, registers, magnitudes, factor),
-            x,
-        )
+        let codes = F::pack_magnitudes(lanes, registers, magnitudes, factor);
+        lanes.in_order(lanes.with_signs(codes, x))
     }
 
     /// Random numbers are multiples of 2^-24, and each of three operations rounds by as much of the gap.

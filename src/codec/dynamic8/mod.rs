@@ -11,15 +11,14 @@
 //!
 //! With a seed, rounding is stochastic and unbiased; see [`super::blocked::Scaled`].
 
-mod segments;
 mod simd;
 
 use super::blocked::{Blocked, Draws, Scaled, ScaledFormat};
 use super::feedback::Contraction;
+use super::lines::Lines;
 use super::table::Magnitudes;
 use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange};
 use crate::types::CodecKind;
-use segments::Segments;
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
@@ -41,16 +40,19 @@ pub(super) const INFO: CodecInfo = CodecInfo {
 #[derive(Debug)]
 pub(super) struct Dynamic {
     magnitudes: Magnitudes,
-    segments: Segments,
+    lines: Lines,
     /// Magnitudes in ascending order.
     ranked: [f32; 128],
 }
+
+/// Numbers of equally distant magnitudes: 0, the leaves of each half of a decade, and 1.
+const REGIONS: [usize; 14] = [1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 32, 1];
 
 impl Dynamic {
     pub fn new() -> Dynamic {
         let magnitudes = Magnitudes::new(std::array::from_fn(|code| value_of(code as u32)));
         Dynamic {
-            segments: Segments::new(magnitudes.thresholds()),
+            lines: Lines::new(&magnitudes, &REGIONS),
             ranked: std::array::from_fn(|rank| magnitudes.sorted()[rank]),
             magnitudes,
         }
@@ -145,6 +147,15 @@ fn value_of(code: u32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_and_nearest_magnitudes_agree() {
+        let dynamic = Dynamic::new();
+        let every = !cfg!(debug_assertions);
+        let left = super::super::lines::check(&dynamic.magnitudes, &dynamic.lines, every);
+        // Of all numbers, functions that decide leave few to the buckets.
+        assert!(!every || left <= 20_000, "{left}");
+    }
 
     fn magnitude(y: f32) -> f32 {
         let dynamic = Dynamic::new();

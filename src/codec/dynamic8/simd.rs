@@ -1,17 +1,13 @@
-//! Vector form of `dynamic8`. Vectors of 16 elements keep whole tables in registers; narrower
-//! vectors gather.
+//! Vector form of `dynamic8`: encodes by linear functions, decodes from a table.
 
 use super::super::blocked::{VectorScaledFormat, VectorSteps, takes_upper};
-use super::super::simd::{Lanes, WIDEST, apply_sign};
-use super::super::table::Buckets;
+use super::super::lines::LineRegisters;
+use super::super::simd::{Lanes, apply_sign, four};
 use super::Dynamic;
-use super::segments::SegmentRegisters;
 
-/// Tables for both ways to encode, and the values for decoding. A loop loads only the tables that
-/// it uses.
+/// Tables for encoding, and the values for decoding. A loop loads only the tables that it uses.
 pub(in super::super) struct DynamicRegisters<'a, L: Lanes> {
-    buckets: &'a Buckets,
-    segments: SegmentRegisters<'a, L>,
+    lines: LineRegisters<'a, L>,
     ranked: L::T128<'a>,
     values: L::T128<'a>,
 }
@@ -30,8 +26,7 @@ impl VectorScaledFormat for Dynamic {
     #[inline(always)]
     fn registers<L: Lanes>(&self, lanes: L) -> DynamicRegisters<'_, L> {
         DynamicRegisters {
-            buckets: self.magnitudes.buckets(),
-            segments: self.segments.registers(lanes),
+            lines: self.lines.registers(lanes),
             ranked: lanes.table128(&self.ranked),
             values: lanes.table128(self.magnitudes.values()),
         }
@@ -44,12 +39,18 @@ impl VectorScaledFormat for Dynamic {
         x: L::F,
         factor: L::F,
     ) -> L::I {
-        let y = lanes.mul(x, factor);
-        if L::N == WIDEST {
-            registers.segments.nearest(lanes, y)
-        } else {
-            registers.buckets.nearest(lanes, y)
-        }
+        registers.lines.nearest(lanes, lanes.mul(x, factor))
+    }
+
+    #[inline(always)]
+    fn pack_magnitudes<L: Lanes>(
+        lanes: L,
+        registers: DynamicRegisters<'_, L>,
+        x: [L::F; 4],
+        factor: L::F,
+    ) -> L::I {
+        let y = four!(i => lanes.mul(x[i], factor));
+        registers.lines.pack_nearest(lanes, y)
     }
 
     /// Works on ranks: the r-th magnitude from below has rank r, and 0 has rank 0.

@@ -1,8 +1,10 @@
 //! Loops over elements, in scalar and in vector form.
 
 use super::super::EncodeStats;
-use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
-use super::super::simd::{Lanes, SimdKernel, WIDEST, abs, abs_bits, load_part as load_floats};
+use super::super::pack::{code_bytes, load, load_part, put, store, store_packed, store_part, take};
+use super::super::simd::{
+    Lanes, SimdKernel, WIDEST, abs, abs_bits, four, load_part as load_floats,
+};
 use super::{ElementFormat, Limit};
 
 /// Bits of the largest finite magnitude.
@@ -18,6 +20,12 @@ pub(in super::super) trait VectorElementFormat: ElementFormat {
 
     /// Vector form of [`ElementFormat::encode`].
     fn encode_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, x: L::F) -> L::I;
+
+    /// Returns the codes of four vectors, as [`Lanes::pack_bytes`] packs them, of a format of up to 8 bits.
+    #[inline(always)]
+    fn encode_packed<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, x: [L::F; 4]) -> L::I {
+        lanes.pack_bytes(four!(i => Self::encode_lanes(lanes, registers, x[i])))
+    }
 
     /// Vector form of [`ElementFormat::decode`].
     fn decode_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, code: L::I) -> L::F;
@@ -82,6 +90,24 @@ impl<F: VectorElementFormat> EncodeElements<'_, F> {
         let pieces = self.codes.chunks_mut(code_bytes(PIECE, F::BITS));
         for (piece, codes) in self.src.chunks(PIECE).zip(pieces) {
             let mut lane_stats = LaneStats::new(lanes, largest);
+            let quads = match F::BITS {
+                0..=8 => piece.len() / (4 * L::N) * (4 * L::N),
+                _ => 0,
+            };
+            let (first, piece) = piece.split_at(quads);
+            let (quad_codes, codes) = codes.split_at_mut(code_bytes(quads, F::BITS));
+            let out = quad_codes.chunks_exact_mut(code_bytes(4 * L::N, F::BITS));
+            for (x, out) in first.chunks_exact(4 * L::N).zip(out) {
+                let x = four!(i => lanes.load(&x[i * L::N..]));
+                let limited = four!(i => limited(lanes, self.limit, x[i]));
+                let packed = F::encode_packed(lanes, registers, limited);
+                store_packed(F::BITS, lanes, packed, out);
+                if STATS {
+                    for x in x {
+                        lane_stats.add(x);
+                    }
+                }
+            }
             let mut whole = piece.chunks_exact(L::N);
             let mut out = codes.chunks_exact_mut(code_bytes(L::N, F::BITS));
             for (x, out) in (&mut whole).zip(&mut out) {

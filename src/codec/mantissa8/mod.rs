@@ -34,9 +34,12 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Elementwise::new(format(spec.offset), isa)),
 };
 
+/// Numbers of equally distant magnitudes: 0 to 15 units, then 2 to 15 units of each decade.
+const REGIONS: [usize; 8] = [16, 14, 14, 14, 14, 14, 14, 14];
+
 /// Creates the format whose values are multiplied by 10^`offset`.
 pub(super) fn format(offset: i8) -> Table8 {
-    Table8::new(CodecKind::Mantissa8, offset, |code| {
+    Table8::new(CodecKind::Mantissa8, offset, &REGIONS, |code| {
         // The decimal exponent e, as Dettmers defines it, is 7 - decade.
         let (decade, m) = (code >> 4, code & 15);
         (m, decade as i32 - 6)
@@ -47,6 +50,13 @@ pub(super) fn format(offset: i8) -> Table8 {
 mod tests {
     use super::super::elementwise::ElementFormat;
     use super::*;
+
+    #[test]
+    fn lines_and_nearest_magnitudes_agree() {
+        for offset in [0, -30, 30, -7] {
+            format(offset).check_lines();
+        }
+    }
 
     #[test]
     fn golden_inputs_become_the_published_values() {

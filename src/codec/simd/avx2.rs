@@ -32,8 +32,7 @@ impl Lanes for Avx2 {
     type I = __m256i;
     type M = __m256i;
     type D = (__m256d, __m256d);
-    type T16<'a> = &'a [f32; 16];
-    type T32<'a> = &'a [f32; 32];
+    type T16<'a> = [__m256; 2];
     type T128<'a> = &'a [f32; 128];
 
     #[inline(always)]
@@ -73,21 +72,17 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn pack_bytes(self, v: [__m256i; 4]) -> __m256i {
-        op!(in_order(_mm256_packus_epi16(
+    fn pack(self, v: [__m256i; 4]) -> __m256i {
+        op!(_mm256_packus_epi16(
             _mm256_packs_epi32(v[0], v[1]),
             _mm256_packs_epi32(v[2], v[3]),
-        )))
+        ))
     }
 
     #[inline(always)]
-    fn pack_signed(self, v: [__m256i; 4], of: [__m256; 4]) -> __m256i {
+    fn with_signs(self, bytes: __m256i, of: [__m256; 4]) -> __m256i {
         let of = four!(i => self.bits(of[i]));
         op!({
-            let bytes = _mm256_packus_epi16(
-                _mm256_packs_epi32(v[0], v[1]),
-                _mm256_packs_epi32(v[2], v[3]),
-            );
             // Signed saturation keeps the sign.
             let signs = _mm256_packs_epi16(
                 _mm256_packs_epi32(of[0], of[1]),
@@ -95,8 +90,31 @@ impl Lanes for Avx2 {
             );
             let signs = _mm256_and_si256(signs, _mm256_set1_epi8(i8::MIN));
             let zero = _mm256_cmpeq_epi8(bytes, _mm256_setzero_si256());
-            in_order(_mm256_or_si256(bytes, _mm256_andnot_si256(zero, signs)))
+            _mm256_or_si256(bytes, _mm256_andnot_si256(zero, signs))
         })
+    }
+
+    #[inline(always)]
+    fn in_order(self, bytes: __m256i) -> __m256i {
+        op!(_mm256_permutevar8x32_epi32(
+            bytes,
+            _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)
+        ))
+    }
+
+    #[inline(always)]
+    fn lookup_bytes(self, table: &[u8; 16], at: __m256i) -> __m256i {
+        // SAFETY: the token `self` proves the instruction set. `table` has 16 bytes; the instruction
+        // accepts any alignment.
+        unsafe {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at)
+        }
+    }
+
+    #[inline(always)]
+    fn min_bytes(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_min_epu8(a, b))
     }
 
     #[inline(always)]
@@ -232,6 +250,13 @@ impl Lanes for Avx2 {
         op!(_mm256_castps_si256(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)))
     }
     #[inline(always)]
+    fn all_gt(self, v: [__m256; 4], limit: __m256) -> bool {
+        op!({
+            let least = _mm256_min_ps(_mm256_min_ps(v[0], v[1]), _mm256_min_ps(v[2], v[3]));
+            _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(least, limit)) == 0xff
+        })
+    }
+    #[inline(always)]
     fn select(self, m: __m256i, yes: __m256, no: __m256) -> __m256 {
         op!(_mm256_blendv_ps(no, yes, _mm256_castsi256_ps(m)))
     }
@@ -281,6 +306,34 @@ impl Lanes for Avx2 {
         op!(_mm256_cmpgt_epi32(a, b))
     }
     #[inline(always)]
+    fn increment(self, m: __m256i, a: __m256i) -> __m256i {
+        op!(_mm256_sub_epi32(a, m))
+    }
+    #[inline(always)]
+    fn subs_u16(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_subs_epu16(a, b))
+    }
+    #[inline(always)]
+    fn mul_halves(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_madd_epi16(a, b))
+    }
+    #[inline(always)]
+    fn any_low_half_below(self, v: [__m256i; 4], limit: i32) -> bool {
+        op!({
+            let least =
+                _mm256_min_epu16(_mm256_min_epu16(v[0], v[1]), _mm256_min_epu16(v[2], v[3]));
+            // The high halves become the largest number.
+            let least = _mm256_or_si256(least, _mm256_set1_epi32(0xffff_0000u32 as i32));
+            let last = _mm256_set1_epi16(limit as i16 - 1);
+            let is_below = _mm256_cmpeq_epi16(_mm256_min_epu16(least, last), least);
+            _mm256_movemask_epi8(is_below) != 0
+        })
+    }
+    #[inline(always)]
+    fn any(self, m: __m256i) -> bool {
+        op!(_mm256_movemask_epi8(m) != 0)
+    }
+    #[inline(always)]
     fn eq_i(self, a: __m256i, b: __m256i) -> __m256i {
         op!(_mm256_cmpeq_epi32(a, b))
     }
@@ -328,24 +381,26 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn table16(self, table: &[f32; 16]) -> &[f32; 16] {
-        table
-    }
-    #[inline(always)]
-    fn table32(self, table: &[f32; 32]) -> &[f32; 32] {
-        table
+    fn table16(self, table: &[f32; 16]) -> [__m256; 2] {
+        [self.load(table), self.load(&table[8..])]
     }
     #[inline(always)]
     fn table128(self, table: &[f32; 128]) -> &[f32; 128] {
         table
     }
     #[inline(always)]
-    fn lookup16(self, table: &[f32; 16], at: __m256i) -> __m256 {
-        lookup(table, at)
+    fn lookup16(self, table: [__m256; 2], at: __m256i) -> __m256 {
+        // A permutation reads bits 0 to 2 of the index.
+        op!({
+            let low = _mm256_permutevar8x32_ps(table[0], at);
+            let high = _mm256_permutevar8x32_ps(table[1], at);
+            let is_upper = _mm256_cmpgt_epi32(at, _mm256_set1_epi32(7));
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(is_upper))
+        })
     }
     #[inline(always)]
-    fn lookup32(self, table: &[f32; 32], at: __m256i) -> __m256 {
-        lookup(table, at)
+    fn lookup_upper(self, table: [__m256; 2], at: __m256i) -> __m256 {
+        op!(_mm256_permutevar8x32_ps(table[1], at))
     }
     #[inline(always)]
     fn lookup128(self, table: &[f32; 128], at: __m256i) -> __m256 {
@@ -434,13 +489,6 @@ impl Lanes for Avx2 {
         unsafe { _mm256_storeu_pd(parts.as_mut_ptr(), _mm256_add_pd(sum.0, sum.1)) };
         parts.iter().sum()
     }
-}
-
-/// Orders the 32-bit words of four vectors that were packed in each 128-bit half.
-#[inline(always)]
-fn in_order(v: __m256i) -> __m256i {
-    // SAFETY: callers hold an `Avx2` token, which proves the instruction set.
-    unsafe { _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)) }
 }
 
 /// Returns the table entries at the low bits of the indexes `at`; the table's length is a power of

@@ -34,7 +34,6 @@ impl Lanes for Avx512 {
     type M = __mmask16;
     type D = (__m512d, __m512d);
     type T16<'a> = __m512;
-    type T32<'a> = [__m512; 2];
     type T128<'a> = [__m512; 8];
 
     #[inline(always)]
@@ -70,31 +69,50 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn pack_bytes(self, v: [__m512i; 4]) -> __m512i {
-        op!(in_order(_mm512_packus_epi16(
+    fn pack(self, v: [__m512i; 4]) -> __m512i {
+        op!(_mm512_packus_epi16(
             _mm512_packs_epi32(v[0], v[1]),
             _mm512_packs_epi32(v[2], v[3]),
-        )))
+        ))
     }
 
     #[inline(always)]
-    fn pack_signed(self, v: [__m512i; 4], of: [__m512; 4]) -> __m512i {
+    fn with_signs(self, bytes: __m512i, of: [__m512; 4]) -> __m512i {
         let of = four!(i => self.bits(of[i]));
         op!({
-            let bytes = _mm512_packus_epi16(
-                _mm512_packs_epi32(v[0], v[1]),
-                _mm512_packs_epi32(v[2], v[3]),
-            );
             // Signed saturation keeps the sign.
             let signs = _mm512_packs_epi16(
                 _mm512_packs_epi32(of[0], of[1]),
                 _mm512_packs_epi32(of[2], of[3]),
             );
-            let is_nonzero = _mm512_test_epi8_mask(bytes, bytes);
             let signs = _mm512_and_si512(signs, _mm512_set1_epi8(i8::MIN));
-            let signs = _mm512_maskz_mov_epi8(is_nonzero, signs);
-            in_order(_mm512_or_si512(bytes, signs))
+            let is_nonzero = _mm512_test_epi8_mask(bytes, bytes);
+            _mm512_or_si512(bytes, _mm512_maskz_mov_epi8(is_nonzero, signs))
         })
+    }
+
+    #[inline(always)]
+    fn in_order(self, bytes: __m512i) -> __m512i {
+        op!({
+            #[rustfmt::skip]
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            _mm512_permutexvar_epi32(order, bytes)
+        })
+    }
+
+    #[inline(always)]
+    fn lookup_bytes(self, table: &[u8; 16], at: __m512i) -> __m512i {
+        // SAFETY: the token `self` proves the instruction set. `table` has 16 bytes; the instruction
+        // accepts any alignment.
+        unsafe {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at)
+        }
+    }
+
+    #[inline(always)]
+    fn min_bytes(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_min_epu8(a, b))
     }
 
     #[inline(always)]
@@ -222,6 +240,13 @@ impl Lanes for Avx512 {
         op!(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b))
     }
     #[inline(always)]
+    fn all_gt(self, v: [__m512; 4], limit: __m512) -> bool {
+        op!({
+            let least = _mm512_min_ps(_mm512_min_ps(v[0], v[1]), _mm512_min_ps(v[2], v[3]));
+            _mm512_cmp_ps_mask::<_CMP_GT_OQ>(least, limit) == 0xffff
+        })
+    }
+    #[inline(always)]
     fn select(self, m: __mmask16, yes: __m512, no: __m512) -> __m512 {
         op!(_mm512_mask_blend_ps(m, no, yes))
     }
@@ -273,6 +298,31 @@ impl Lanes for Avx512 {
         op!(_mm512_cmpgt_epi32_mask(a, b))
     }
     #[inline(always)]
+    fn increment(self, m: __mmask16, a: __m512i) -> __m512i {
+        op!(_mm512_mask_add_epi32(a, m, a, _mm512_set1_epi32(1)))
+    }
+    #[inline(always)]
+    fn subs_u16(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_subs_epu16(a, b))
+    }
+    #[inline(always)]
+    fn mul_halves(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_madd_epi16(a, b))
+    }
+    #[inline(always)]
+    fn any_low_half_below(self, v: [__m512i; 4], limit: i32) -> bool {
+        op!({
+            let least =
+                _mm512_min_epu16(_mm512_min_epu16(v[0], v[1]), _mm512_min_epu16(v[2], v[3]));
+            let limit = _mm512_set1_epi16(limit as i16);
+            _mm512_mask_cmplt_epu16_mask(0x5555_5555, least, limit) != 0
+        })
+    }
+    #[inline(always)]
+    fn any(self, m: __mmask16) -> bool {
+        m != 0
+    }
+    #[inline(always)]
     fn eq_i(self, a: __m512i, b: __m512i) -> __mmask16 {
         op!(_mm512_cmpeq_epi32_mask(a, b))
     }
@@ -321,10 +371,6 @@ impl Lanes for Avx512 {
         self.load(table)
     }
     #[inline(always)]
-    fn table32(self, table: &[f32; 32]) -> [__m512; 2] {
-        [self.load(table), self.load(&table[16..])]
-    }
-    #[inline(always)]
     fn table128(self, table: &[f32; 128]) -> [__m512; 8] {
         [
             self.load(table),
@@ -343,8 +389,8 @@ impl Lanes for Avx512 {
         op!(_mm512_permutexvar_ps(at, table))
     }
     #[inline(always)]
-    fn lookup32(self, table: [__m512; 2], at: __m512i) -> __m512 {
-        op!(_mm512_permutex2var_ps(table[0], at, table[1]))
+    fn lookup_upper(self, table: __m512, at: __m512i) -> __m512 {
+        self.lookup16(table, at)
     }
     /// Looks up a quarter of the table with each two-register permutation, which reads bits 0 to 4
     /// of the index. Bits 5 and 6 then select the quarter.
@@ -446,16 +492,5 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn total(self, sum: (__m512d, __m512d)) -> f64 {
         op!(_mm512_reduce_add_pd(_mm512_add_pd(sum.0, sum.1)))
-    }
-}
-
-/// Orders the 32-bit words of four vectors that were packed in each 128-bit quarter.
-#[inline(always)]
-fn in_order(v: __m512i) -> __m512i {
-    // SAFETY: callers hold an `Avx512` token, which proves the instruction set.
-    unsafe {
-        #[rustfmt::skip]
-        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        _mm512_permutexvar_epi32(order, v)
     }
 }

@@ -127,8 +127,6 @@ pub(super) trait Lanes: Copy {
     type D: Copy;
     /// Table of 16 floats, in registers if they fit.
     type T16<'a>: Copy;
-    /// Table of 32 floats, in registers if they fit.
-    type T32<'a>: Copy;
     /// Table of 128 floats, in registers if they fit.
     type T128<'a>: Copy;
 
@@ -140,11 +138,22 @@ pub(super) trait Lanes: Copy {
     fn load_u8(self, from: &[u8]) -> Self::I;
     /// Stores the low byte of each element; all must be below 256.
     fn store_u8(self, v: Self::I, to: &mut [u8]);
+    /// Packs four vectors of elements below 256 into a vector of 4N bytes, in the order of this instruction set.
+    fn pack(self, v: [Self::I; 4]) -> Self::I;
+    /// Sets bit 7 of each nonzero byte, as [`Lanes::pack`] returns them, to the sign of its element of `of`. All
+    /// bytes must be below 128, or have no nonzero sign.
+    fn with_signs(self, bytes: Self::I, of: [Self::F; 4]) -> Self::I;
+    /// Orders the bytes that [`Lanes::pack`] returns.
+    fn in_order(self, bytes: Self::I) -> Self::I;
     /// Packs four vectors of elements below 256 into a vector of 4N bytes, in order.
-    fn pack_bytes(self, v: [Self::I; 4]) -> Self::I;
-    /// Packs like [`Lanes::pack_bytes`], and sets bit 7 of each nonzero byte to the sign of its element
-    /// of `of`. All elements of `v` must be below 128.
-    fn pack_signed(self, v: [Self::I; 4], of: [Self::F; 4]) -> Self::I;
+    #[inline(always)]
+    fn pack_bytes(self, v: [Self::I; 4]) -> Self::I {
+        self.in_order(self.pack(v))
+    }
+    /// Returns the table entries at the indexes in the bytes of `at`, all below 16.
+    fn lookup_bytes(self, table: &[u8; 16], at: Self::I) -> Self::I;
+    /// Returns the smaller of each two unsigned bytes.
+    fn min_bytes(self, a: Self::I, b: Self::I) -> Self::I;
     /// Stores the 4N bytes of a vector.
     fn store_bytes(self, v: Self::I, to: &mut [u8]);
     /// Stores the low 4, 2 or 1 bits of each of the 4N bytes of a vector next to each other; the bits
@@ -173,6 +182,8 @@ pub(super) trait Lanes: Copy {
     /// Rounds up to an integer.
     fn ceil(self, a: Self::F) -> Self::F;
     fn gt(self, a: Self::F, b: Self::F) -> Self::M;
+    /// Returns whether all elements are larger than `limit`.
+    fn all_gt(self, v: [Self::F; 4], limit: Self::F) -> bool;
     fn select(self, m: Self::M, yes: Self::F, no: Self::F) -> Self::F;
 
     fn splat_i(self, x: i32) -> Self::I;
@@ -191,6 +202,16 @@ pub(super) trait Lanes: Copy {
     fn min_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Returns whether a > b, as signed integers.
     fn gt_i(self, a: Self::I, b: Self::I) -> Self::M;
+    /// Adds 1 to each element of `a` where `m` is set.
+    fn increment(self, m: Self::M, a: Self::I) -> Self::I;
+    /// Returns a - b of the unsigned halves of each element, or 0 where b is larger.
+    fn subs_u16(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Returns the products of the high halves of each element plus those of the low halves, all signed.
+    fn mul_halves(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Returns whether the low half of any element, as an unsigned number, is below `limit`, from 1 to 32,767.
+    fn any_low_half_below(self, v: [Self::I; 4], limit: i32) -> bool;
+    /// Returns whether a truth value is true.
+    fn any(self, m: Self::M) -> bool;
     fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
     fn select_i(self, m: Self::M, yes: Self::I, no: Self::I) -> Self::I;
     fn shl<const S: u32>(self, a: Self::I) -> Self::I;
@@ -201,7 +222,7 @@ pub(super) trait Lanes: Copy {
     fn bits(self, a: Self::F) -> Self::I;
     /// Returns the floats that have these bits.
     fn float(self, a: Self::I) -> Self::F;
-    /// Returns the integer part of each float; it must fit a 32-bit integer.
+    /// Returns the integer part of each float. NaN and numbers beyond 32-bit integers become [`i32::MIN`].
     fn truncate(self, a: Self::F) -> Self::I;
     /// Converts integers to floats.
     fn convert(self, a: Self::I) -> Self::F;
@@ -211,12 +232,12 @@ pub(super) trait Lanes: Copy {
     fn widen_f16(self, a: Self::I) -> Self::F;
 
     fn table16(self, table: &[f32; 16]) -> Self::T16<'_>;
-    fn table32(self, table: &[f32; 32]) -> Self::T32<'_>;
     fn table128(self, table: &[f32; 128]) -> Self::T128<'_>;
-    /// Returns the table entries whose indexes are the low 4 bits of `at`.
+    /// Returns the table entries at the indexes `at`, all below 16.
     fn lookup16(self, table: Self::T16<'_>, at: Self::I) -> Self::F;
-    /// Returns the table entries whose indexes are the low 5 bits of `at`.
-    fn lookup32(self, table: Self::T32<'_>, at: Self::I) -> Self::F;
+    /// Returns the table entries at the indexes `at`, all from 8 to 15, or all up to 15 if the
+    /// upper half of the table equals the lower.
+    fn lookup_upper(self, table: Self::T16<'_>, at: Self::I) -> Self::F;
     /// Returns the table entries whose indexes are the low 7 bits of `at`.
     fn lookup128(self, table: Self::T128<'_>, at: Self::I) -> Self::F;
     /// Returns the table entries at the indexes `at`. An index that is negative or beyond the table

@@ -40,9 +40,12 @@ const NODES: [u32; 16] = [
     72_000, 78_750, 85_500, 92_250,
 ];
 
+/// Numbers of equally distant magnitudes: 0, and the nodes of each half of a decade.
+const REGIONS: [usize; 17] = [1, 7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8];
+
 /// Creates the format whose values are multiplied by 10^`offset`.
 pub(super) fn format(offset: i8) -> Table8 {
-    Table8::new(CodecKind::Static8, offset, |code| {
+    Table8::new(CodecKind::Static8, offset, &REGIONS, |code| {
         let (decade, node) = (code >> 4, NODES[(code & 15) as usize]);
         match code {
             0 => (0, 0),
@@ -56,6 +59,13 @@ pub(super) fn format(offset: i8) -> Table8 {
 mod tests {
     use super::super::elementwise::ElementFormat;
     use super::*;
+
+    #[test]
+    fn lines_and_nearest_magnitudes_agree() {
+        for offset in [0, -30, 30, -7] {
+            format(offset).check_lines();
+        }
+    }
 
     #[test]
     fn golden_inputs_become_the_published_values() {

@@ -3,6 +3,7 @@
 
 mod simd;
 
+use super::super::lines::Lines;
 use super::super::table::Magnitudes;
 use super::super::{ErrorLaw, Zero};
 use super::ElementFormat;
@@ -17,12 +18,18 @@ pub(in super::super) struct Table8 {
     kind: CodecKind,
     offset: i8,
     magnitudes: Magnitudes,
+    lines: Lines,
 }
 
 impl Table8 {
     /// Creates the format in which magnitude code c has the value `decimal(c)` times 10^`offset`. `decimal`
-    /// returns a whole number and a power of ten.
-    pub fn new(kind: CodecKind, offset: i8, decimal: impl Fn(u32) -> (u32, i32)) -> Table8 {
+    /// returns a whole number and a power of ten. `regions` are as [`Lines::new`] takes them.
+    pub fn new(
+        kind: CodecKind,
+        offset: i8,
+        regions: &[usize],
+        decimal: impl Fn(u32) -> (u32, i32),
+    ) -> Table8 {
         // Uses the float parser, which rounds to the nearest fp32 number; a product would not.
         let value = |code: usize| {
             let (digits, power) = decimal(code as u32);
@@ -30,10 +37,12 @@ impl Table8 {
                 .parse()
                 .unwrap_or(0.0)
         };
+        let magnitudes = Magnitudes::new(std::array::from_fn(value));
         Table8 {
             kind,
             offset,
-            magnitudes: Magnitudes::new(std::array::from_fn(value)),
+            lines: Lines::new(&magnitudes, regions),
+            magnitudes,
         }
     }
 }
@@ -126,5 +135,11 @@ impl Table8 {
     /// Returns the table of magnitudes.
     pub fn magnitudes(&self) -> &Magnitudes {
         &self.magnitudes
+    }
+
+    /// Compares the linear functions with the table.
+    pub fn check_lines(&self) {
+        let every = self.offset == 0 && !cfg!(debug_assertions);
+        super::super::lines::check(&self.magnitudes, &self.lines, every);
     }
 }
