@@ -45,6 +45,8 @@ impl Scan {
 
 /// Inner loops over the elements of one block. Implementations are `#[inline(always)]`.
 trait BlockLoops<F: BlockFormat> {
+    /// Whether the format may fit a block that has not been scanned.
+    const FITS_UNSCANNED: bool;
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan;
     fn fit(&self, x: &[f32], largest: f32) -> Numbers;
     /// Encodes finite elements. The first number of `random` is for the first element of `x`.
@@ -106,20 +108,29 @@ impl<F: BlockFormat> EncodeBlocks<'_, F> {
         let mut stats = EncodeStats::default();
         let codes = self.codes.chunks_mut(code_bytes(self.block, F::BITS));
         for (index, (x, codes)) in self.src.chunks(self.block).zip(codes).enumerate() {
-            let scan = loops.scan::<STATS>(x);
-            if STATS {
-                scan.record(&mut stats, x);
-            }
-            let numbers = if scan.is_finite() {
-                loops.fit(x, f32::from_bits(scan.max_bits))
+            let largest = if P::FITS_UNSCANNED && !STATS {
+                Some(0.0)
             } else {
-                [f32::NAN; 2]
+                let scan = loops.scan::<STATS>(x);
+                if STATS {
+                    scan.record(&mut stats, x);
+                }
+                scan.is_finite().then(|| f32::from_bits(scan.max_bits))
             };
+            let numbers = match largest {
+                Some(largest) => loops.fit(x, largest),
+                None => [f32::NAN; 2],
+            };
+            let is_finite = match P::FITS_UNSCANNED {
+                true => numbers.iter().all(|number| number.is_finite()),
+                false => largest.is_some(),
+            };
+            let numbers = if is_finite { numbers } else { [f32::NAN; 2] };
             for (which, &number) in numbers[..F::NUMBERS].iter().enumerate() {
                 let at = (self.first_block + index) * F::NUMBERS + which;
                 write_number(self.numbers, at, number);
             }
-            if !scan.is_finite() || F::is_zero(numbers) {
+            if !is_finite || F::is_zero(numbers) {
                 codes.fill(0);
                 continue;
             }
@@ -327,6 +338,8 @@ struct ScalarLoops<'a, F> {
 }
 
 impl<F: BlockFormat> BlockLoops<F> for ScalarLoops<'_, F> {
+    const FITS_UNSCANNED: bool = false;
+
     #[inline(always)]
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan {
         let bits = x.iter().map(|x| x.to_bits() & 0x7fff_ffff);
@@ -409,6 +422,8 @@ impl<'a, F: BlockFormat, L: Lanes> VectorLoops<'a, F, L> {
 }
 
 impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
+    const FITS_UNSCANNED: bool = F::FIT_FINDS_NON_FINITE;
+
     #[inline(always)]
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan {
         let lanes = self.lanes;

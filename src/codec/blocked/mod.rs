@@ -53,6 +53,9 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     const NUMBERS: usize;
     /// Whether [`BlockFormat::fit`] depends only on the smallest and the largest element.
     const FITS_EXTREMES: bool;
+    /// Whether vector forms find non-finite elements when they fit: [`BlockFormat::fit_lanes`] then ignores the largest
+    /// magnitude, and returns a number that is not finite exactly if an element is not finite.
+    const FIT_FINDS_NON_FINITE: bool = false;
     /// How a zero decodes: with its sign, as +0, or with an error.
     const ZERO: Zero;
     /// When rounding is stochastic.

@@ -37,6 +37,7 @@ impl BlockFormat for Signs {
     const BITS: usize = 1;
     const NUMBERS: usize = 2;
     const FITS_EXTREMES: bool = false;
+    const FIT_FINDS_NON_FINITE: bool = true;
     const ZERO: Zero = Zero::Inexact;
     const DRAWS: Draws = Draws::Never;
 

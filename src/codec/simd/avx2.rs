@@ -452,19 +452,19 @@ impl Lanes for Avx2 {
         below: (__m256d, __m256d),
         a: __m256,
     ) -> ((__m256d, __m256d), (__m256d, __m256d)) {
-        // A sum starts at +0, which neither zero changes.
+        // A sum starts at +0, which neither zero changes. The second operand is returned if it is NaN.
         op!({
             let zero = _mm256_setzero_pd();
             let low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
             let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(a));
             (
                 (
-                    _mm256_add_pd(above.0, _mm256_max_pd(low, zero)),
-                    _mm256_add_pd(above.1, _mm256_max_pd(high, zero)),
+                    _mm256_add_pd(above.0, _mm256_max_pd(zero, low)),
+                    _mm256_add_pd(above.1, _mm256_max_pd(zero, high)),
                 ),
                 (
-                    _mm256_add_pd(below.0, _mm256_min_pd(low, zero)),
-                    _mm256_add_pd(below.1, _mm256_min_pd(high, zero)),
+                    _mm256_add_pd(below.0, _mm256_min_pd(zero, low)),
+                    _mm256_add_pd(below.1, _mm256_min_pd(zero, high)),
                 ),
             )
         })

@@ -460,19 +460,19 @@ impl Lanes for Avx512 {
         below: (__m512d, __m512d),
         a: __m512,
     ) -> ((__m512d, __m512d), (__m512d, __m512d)) {
-        // A sum starts at +0, which neither zero changes.
+        // A sum starts at +0, which neither zero changes. The second operand is returned if it is NaN.
         op!({
             let zero = _mm512_setzero_pd();
             let low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
             let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(a));
             (
                 (
-                    _mm512_add_pd(above.0, _mm512_max_pd(low, zero)),
-                    _mm512_add_pd(above.1, _mm512_max_pd(high, zero)),
+                    _mm512_add_pd(above.0, _mm512_max_pd(zero, low)),
+                    _mm512_add_pd(above.1, _mm512_max_pd(zero, high)),
                 ),
                 (
-                    _mm512_add_pd(below.0, _mm512_min_pd(low, zero)),
-                    _mm512_add_pd(below.1, _mm512_min_pd(high, zero)),
+                    _mm512_add_pd(below.0, _mm512_min_pd(zero, low)),
+                    _mm512_add_pd(below.1, _mm512_min_pd(zero, high)),
                 ),
             )
         })

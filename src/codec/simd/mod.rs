@@ -251,7 +251,8 @@ pub(super) trait Lanes: Copy {
     fn zero_sum(self) -> Self::D;
     /// Returns sum + a * a in fp64.
     fn add_squares(self, sum: Self::D, a: Self::F) -> Self::D;
-    /// Returns `above` + a where a is 0 or more, and `below` + a where a is less than 0, in fp64.
+    /// Returns `above` + a where a is 0 or more, and `below` + a where a is less than 0, in fp64. NaN is added to
+    /// both.
     fn add_by_sign(self, above: Self::D, below: Self::D, a: Self::F) -> (Self::D, Self::D);
     /// Stores the N sums to `to`, in the order of the elements.
     fn sums(self, sum: Self::D, to: &mut [f64]);
