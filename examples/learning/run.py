@@ -115,7 +115,8 @@ def _plain(value: Any) -> Any:
 
 def _command() -> str:
     """Returns the command line, whose files have no folders: those are the machine's."""
-    return shlex.join([sys.argv[0], *(pathlib.Path(word).name if "/" in word else word for word in sys.argv[1:])])
+    words = [word.rpartition("=") for word in sys.argv]
+    return shlex.join(f"{option}{equals}{pathlib.Path(file).name if '/' in file else file}" for option, equals, file in words)
 
 
 def _output(command: List[str]) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the full form on a machine with one GPU, torch and numpy, in about 10 minutes. Rows appear in OUT as they come.
+# Runs the full form on a machine with one GPU, torch and numpy, in about 12 minutes. Rows appear in OUT as they come.
 #
 #   examples/learning/run.sh DATA.npz OUT_FOLDER [STAGE...]
 #
@@ -13,7 +13,7 @@ data=$1 out=$2
 shift 2
 stages=("$@")
 [ $# -gt 0 ] || stages=(host profile mlp conv calm characters mlp-few conv-few characters-few)
-total=${TOTAL:-570}
+total=${TOTAL:-720}
 export CUDA_DEVICE_MAX_CONNECTIONS=32 OPENBLAS_NUM_THREADS=2 OMP_NUM_THREADS=4 PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 run=("$python" examples/learning/run.py --full "$data")
@@ -75,7 +75,7 @@ for stage in "${stages[@]}"; do
         # The rest of the codecs of few bits, with the whole rate and a fifth of it.
         characters-rest) text 150 characters-rest --cases few --only "$few" --rate 1 ;;
         characters-slow) text 150 characters-slow --cases few --only "$few" --rate 0.2 ;;
-        # More seeds for cases whose power five seeds leave below 0.8: ten need them, and fifteen the planted scale.
+        # More seeds where five leave a power below 0.8: the first stage brings ten, the second fifteen to the planted scale.
         characters-10) text 90 characters-10 --only "$half;minmax4, with feedback" --rate 1 --first-seed 6 ;;
         characters-15) text 70 characters-15 --only "$half" --rate 1 --first-seed 11 ;;
         *)

@@ -107,7 +107,7 @@ impl Call {
         let bytes = extent
             .elements(self.count, nranks)
             .and_then(|elements| elements.checked_mul(self.dtype.size()))
-            .filter(|&bytes| bytes as u64 <= MAX_BUFFER_BYTES)
+            .filter(|&bytes| (bytes as u64) < MAX_BUFFER_BYTES)
             .filter(|&bytes| address.checked_add(bytes).is_some());
         let what = || {
             format!(

@@ -59,7 +59,7 @@ impl CommPlugins {
         })
     }
 
-    /// Selects the algorithm of a call that names none, if the tuner wants to.
+    /// Selects algorithm and protocol of a call that names no algorithm, and bounds its channels, as the tuner decides.
     pub(crate) fn tune(&self, communicator: &Communicator, call: &mut Call) {
         if let Some(tuner) = &self.tuner {
             tuner.tune(communicator, &self.costs, call);

@@ -153,7 +153,7 @@ mod tests {
         let dynamic = Dynamic::new();
         let every = !cfg!(debug_assertions);
         let left = super::super::lines::check(&dynamic.magnitudes, &dynamic.lines, every);
-        // Of all numbers, functions that decide leave few to the buckets.
+        // Functions that decide leave few numbers to the buckets.
         assert!(!every || left <= 20_000, "{left}");
     }
 
