@@ -1,5 +1,6 @@
 //! A call as the caller requests it, and as it runs.
 
+use super::signature::COUNT_BITS;
 use super::{
     Algorithm, CallSignature, CodecSetting, CodecSpec, Collective, DType, Extent, Fused, Protocol,
     ReduceOp,
@@ -7,8 +8,9 @@ use super::{
 use crate::error::{Error, Result};
 use std::num::NonZeroU8;
 
-/// Largest plausible buffer size in bytes; no 64-bit processor has more address bits.
-const MAX_BUFFER_BYTES: u64 = 1 << 56;
+/// Number of bytes that no buffer has; its elements fit their bits in a signature. No 64-bit processor has more address
+/// bits.
+const MAX_BUFFER_BYTES: u64 = 1 << COUNT_BITS;
 
 /// Requests about how a call runs, beside its algorithm. Ranks must agree on them. Sends and receives ignore them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ pub const SIGNATURE_WORDS: usize = 5;
 pub(crate) const SEQUENCE_WORD: usize = 3;
 
 /// Bits of the element count in its word; the largest number of channels is above them. No buffer has more bytes.
-const COUNT_BITS: u32 = 56;
+pub(super) const COUNT_BITS: u32 = 56;
 
 /// Describes a group of calls that runs as one fused call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
