@@ -21,6 +21,19 @@ pub trait SendEnd: Send + std::fmt::Debug {
     /// Hands the slot to the receiver.
     fn publish(&mut self, header: Header);
 
+    /// Sends a message whose payload is complete. Returns false, and does nothing, if no slot is free.
+    ///
+    /// # Errors
+    /// As for `ready`.
+    fn send(&mut self, header: &Header, payload: &[u8]) -> Result<bool> {
+        if !self.ready()? {
+            return Ok(false);
+        }
+        self.slot()[..payload.len()].copy_from_slice(payload);
+        self.publish(*header);
+        Ok(true)
+    }
+
     /// Returns the zero-copy interface of this end, if the transport has one.
     fn zero_copy(&mut self) -> Option<&mut dyn SendFrom> {
         None
@@ -32,6 +45,11 @@ pub trait SendEnd: Send + std::fmt::Debug {
     /// # Errors
     /// As for `ready`.
     fn flushed(&mut self) -> Result<bool>;
+
+    /// Returns whether a message has left this process once it is published, so that `flushed` is always true.
+    fn is_immediate(&self) -> bool {
+        false
+    }
 }
 
 /// The receiver's end of a connection. Exactly one exists.
@@ -49,6 +67,17 @@ pub trait RecvEnd: Send + std::fmt::Debug {
     /// Returns the payload of the message: `header().bytes` bytes, never more than a slot, 64-byte
     /// aligned. A hostile peer may change the contents during the read.
     fn payload(&self) -> &[u8];
+
+    /// Returns header and payload of the message; `None` if none has arrived.
+    ///
+    /// # Errors
+    /// As for `ready`.
+    fn message(&mut self) -> Result<Option<(Header, &[u8])>> {
+        Ok(match self.ready()? {
+            true => Some((self.header(), self.payload())),
+            false => None,
+        })
+    }
 
     /// Gives the slot back to the sender.
     fn release(&mut self);
@@ -111,4 +140,10 @@ pub trait Waiter: Send + std::fmt::Debug {
 
     /// Returns whether [`Waiter::idle`] may let other threads run after this number of scans, rather than spin.
     fn leaves_core(&self, scans: u32) -> bool;
+
+    /// Returns how often the caller may look for a message before its first [`Waiter::idle`], because messages arrive
+    /// without it and the rank has a core of its own.
+    fn spins(&self) -> u32 {
+        0
+    }
 }

@@ -225,6 +225,10 @@ impl SendEnd for InboxSend {
     fn flushed(&mut self) -> Result<bool> {
         Ok(true)
     }
+
+    fn is_immediate(&self) -> bool {
+        true
+    }
 }
 
 /// Receives from a peer through this rank's inbox.

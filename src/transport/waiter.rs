@@ -19,6 +19,10 @@ const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// 40 to 140 cycles, by processor.
 const PAUSES: u32 = 1;
 
+/// Looks for a message before the first call of [`Waiter::idle`]: some microseconds, in which a rank that has called too
+/// usually sends its message.
+const SPINS: u32 = 64;
+
 /// Waits on the doorbell of the inbox and on the descriptors of all transports.
 #[derive(Debug)]
 pub(super) struct RankWaiter {
@@ -145,5 +149,12 @@ impl Waiter for RankWaiter {
 
     fn leaves_core(&self, scans: u32) -> bool {
         self.backoff.pause(scans) != Pause::Spin
+    }
+
+    fn spins(&self) -> u32 {
+        match self.pollables.is_empty() && !self.leaves_core(SPINS) {
+            true => SPINS,
+            false => 0,
+        }
     }
 }

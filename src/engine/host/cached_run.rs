@@ -8,11 +8,11 @@
 
 use super::super::Report;
 use super::MAX_SLEEP;
-use super::call_cache::{BufferExtents, CachedCall};
+use super::call_cache::{BufferExtents, CachedCall, CachedStep};
 use super::engine::HostEngine;
 use super::messages::{StepPlace, is_runnable, missing_flushes, missing_of_step};
 use super::state::{Chain, Chunk, InputStats, TILE, ZeroCopyProgress};
-use super::step::StepWork;
+use super::step::{StepPath, StepWork};
 use super::wait::WaitClock;
 use crate::codec::RoundingRandom;
 use crate::error::Result;
@@ -60,10 +60,20 @@ impl HostEngine {
             .signature(plan.algorithm, plan.specs.intra, 0)
             .words();
         let rank = self.links.rank;
-        let order = walk(&plan.schedule, 1)
+        let mut ends = self.links.sends.iter().flatten();
+        let flushes = !ends.all(|end| end.is_immediate());
+        let mut chained = false;
+        let steps = walk(&plan.schedule, 1)
             .map(|visit| {
                 let step = &plan.schedule.steps[visit.step];
-                (visit.step, Chunk::of(&plan, rank, 0, visit.step, step))
+                let chunk = Chunk::of(&plan, rank, 0, visit.step, step);
+                let sum = (request.op, &*arithmetic, chained);
+                chained = step.more;
+                CachedStep {
+                    index: visit.step,
+                    chunk,
+                    path: StepPath::of(&plan, step, &chunk, sum),
+                }
             })
             .collect();
         self.cache.insert(CachedCall {
@@ -72,9 +82,13 @@ impl HostEngine {
             request: decided,
             plan: plan.clone(),
             arithmetic,
-            signature,
+            header: Header {
+                signature,
+                ..Header::default()
+            },
+            flushes,
             extents,
-            order,
+            steps,
             chain: Chain::default(),
             report: *report,
         });
@@ -88,77 +102,164 @@ impl HostEngine {
         cached.extents.fit(buffers).then_some(at)
     }
 
-    /// Runs the cached call at `at` until it ends, and counts it, with the time since `begun`. Returns its report;
-    /// `None` if there is no call.
+    /// Runs the cached call at `at`, of [`HostEngine::find_cached`], until it ends, and counts it, with the time since
+    /// `begun`.
     ///
     /// # Errors
     /// See [`HostEngine::run`].
+    #[inline]
     pub fn run_cached(
         &mut self,
         at: usize,
         buffers: &mut UserBuffers<'_>,
         begun: Option<Instant>,
-    ) -> Option<Result<Report>> {
-        let mut cached = self.cache.take(at)?;
+    ) -> Result<Report> {
+        let mut cached = self.cache.take(at);
         let ran = self.run_steps(&mut cached, buffers);
-        let ran = ran.map(|()| {
-            if self.recorder().is_some() {
-                cached.counts.add(begun.map(|begun| begun.elapsed()));
-            }
-            cached.report
-        });
+        if ran.is_ok() && self.recorder().is_some() {
+            cached.counts.add(begun.map(|begun| begun.elapsed()));
+        }
+        let report = cached.report;
         self.cache.put_back(at, cached);
-        Some(ran)
+        ran.map(|()| report)
     }
 
     fn run_steps(&mut self, cached: &mut CachedCall, buffers: &mut UserBuffers<'_>) -> Result<()> {
-        let mut signature = cached.signature;
-        signature[SEQUENCE_WORD] = self.next_sequence(&cached.request);
-        let mut record = None;
-        let steps = &cached.plan.schedule.steps;
-        for &(index, chunk) in &cached.order {
-            let step = &steps[index];
-            // A first message that can be sent at once travels while the call is logged.
-            let waits = step.op.receives() || !matches!(self.is_ready(step), Ok(true));
-            if waits && record.is_none() {
-                record = Some(self.record_begin(signature));
+        let CachedCall {
+            plan,
+            arithmetic,
+            header,
+            chain,
+            ..
+        } = cached;
+        header.signature[SEQUENCE_WORD] = self.next_sequence(&cached.request);
+        let mut record = CallRecord::default();
+        for cached_step in &cached.steps {
+            let &CachedStep { index, path, .. } = cached_step;
+            let chunk = &cached_step.chunk;
+            let step = &plan.schedule.steps[index];
+            header.bytes = chunk.given as u32;
+            match path {
+                StepPath::SendInput { from, bytes } => {
+                    let input = buffers.input(from, bytes);
+                    // All messages of a step need room before the first leaves: while this rank waited with a part of
+                    // them sent, a receiver of that part could wait for a receiver of the rest.
+                    if step.send_to.len() > 1 && !self.is_ready(step)? {
+                        record.begin(self, header);
+                        self.await_step(index, step, &header.signature)?;
+                    }
+                    for &to in step.send_to.iter() {
+                        self.send(to as usize, (index, step), header, input, &mut record)?;
+                    }
+                }
+                StepPath::AddPair { from, to, bytes } => {
+                    let reducer = &arithmetic.received;
+                    record.begin(self, header);
+                    self.take_message((index, step), header, bytes, |payload| {
+                        buffers.lend(from, to, bytes, |input, output| match input {
+                            Some(input) => reducer.pair(input, payload, output),
+                            None => reducer.assign(output, payload),
+                        });
+                    })?;
+                }
+                StepPath::StoreMessage { to, bytes } => {
+                    record.begin(self, header);
+                    let store = |payload: &[u8]| buffers.write_output(to, payload);
+                    self.take_message((index, step), header, bytes, store)?;
+                }
+                StepPath::General => {
+                    record.begin(self, header);
+                    self.await_step(index, step, &header.signature)?;
+                    self.check_messages(&header.signature, 0, step, chunk.taken)?;
+                    let work = StepWork {
+                        plan,
+                        step,
+                        index,
+                        op: cached.request.op,
+                        arithmetic,
+                        takes: None,
+                        gives: None,
+                        buffers,
+                        stats: &mut InputStats::new(false),
+                        scratch: &mut self.scratch,
+                        scales: None,
+                        residuals: None,
+                        chunk,
+                        randoms: [RoundingRandom::NONE; 2],
+                        tile: TILE,
+                        nranks: self.links.nranks,
+                        isa: self.isa,
+                    };
+                    work.execute(&mut self.links, 0, chain, Some(*header));
+                }
             }
-            if waits {
-                self.await_step(index, step, &signature)?;
-                self.check_messages(&signature, 0, step, chunk.taken)?;
-            }
-            let work = StepWork {
-                plan: &cached.plan,
-                step,
-                index,
-                op: cached.request.op,
-                arithmetic: &cached.arithmetic,
-                takes: None,
-                gives: None,
-                buffers,
-                stats: &mut InputStats::new(false),
-                scratch: &mut self.scratch,
-                scales: None,
-                residuals: None,
-                chunk: &chunk,
-                randoms: [RoundingRandom::NONE; 2],
-                tile: TILE,
-                nranks: self.links.nranks,
-                isa: self.isa,
-            };
-            let header = Header {
-                bytes: chunk.given as u32,
-                signature,
-                crc: 0,
-            };
-            work.execute(&mut self.links, 0, &mut cached.chain, Some(header));
         }
-        let record = record.unwrap_or_else(|| self.record_begin(signature));
-        self.await_flush(steps, &signature)?;
-        if let (Some(recorder), Some(number)) = (self.recorder(), record) {
-            recorder.end(number);
+        record.begin(self, header);
+        if cached.flushes {
+            self.await_flush(&plan.schedule.steps, &header.signature)?;
         }
+        record.end(self);
         Ok(())
+    }
+
+    /// Sends a part of the input to rank `to`, the only receiver of the step or one of several that have room. A first
+    /// message that can be sent at once travels while the call is recorded.
+    #[inline]
+    fn send(
+        &mut self,
+        to: usize,
+        (index, step): (usize, &Step),
+        header: &Header,
+        input: &[u8],
+        record: &mut CallRecord,
+    ) -> Result<()> {
+        loop {
+            let sent = match &mut self.links.sends[to] {
+                Some(end) => end.send(header, input),
+                None => Ok(true),
+            };
+            if sent.map_err(|error| self.explain_break(error, step))? {
+                return Ok(());
+            }
+            record.begin(self, header);
+            self.await_step(index, step, &header.signature)?;
+        }
+    }
+
+    /// Waits for the step's only message, checks that it belongs to the call with this header and has `bytes`, hands its
+    /// payload to `work`, and releases it.
+    #[inline]
+    fn take_message(
+        &mut self,
+        (index, step): (usize, &Step),
+        header: &Header,
+        bytes: usize,
+        work: impl FnOnce(&[u8]),
+    ) -> Result<()> {
+        let from = step.recv_from[0] as usize;
+        // Most messages arrive within these looks, each of which takes less time than a wait.
+        let mut looks = self.links.waiter.spins();
+        loop {
+            let Some(end) = &mut self.links.recvs[from] else {
+                return Ok(());
+            };
+            match end.message() {
+                Ok(Some((found, payload))) => {
+                    if found.signature != header.signature || payload.len() != bytes {
+                        return self.check_header(from, &found, &header.signature, step, bytes);
+                    }
+                    work(payload);
+                    end.release();
+                    return Ok(());
+                }
+                Ok(None) if looks > 0 => {
+                    looks -= 1;
+                    std::hint::spin_loop();
+                }
+                Ok(None) => self.await_step(index, step, &header.signature)?,
+                Err(error) => return Err(self.explain_break(error, step)),
+            }
+        }
     }
 
     #[inline]
@@ -205,34 +306,44 @@ impl HostEngine {
     }
 
     /// Waits until `is_ready` returns true. `missing` lists the ranks and messages that are waited for.
-    #[inline]
-    fn wait_until(
-        &mut self,
-        mut is_ready: impl FnMut(&mut HostEngine) -> Result<bool>,
-        missing: impl Fn(&mut Links) -> Vec<(usize, String)>,
-    ) -> Result<()> {
-        match is_ready(self)? {
-            true => Ok(()),
-            false => self.wait_for_peers(is_ready, missing),
-        }
-    }
-
-    /// Waits until `is_ready`, which has returned false, returns true.
     #[inline(never)]
-    fn wait_for_peers(
+    fn wait_until(
         &mut self,
         mut is_ready: impl FnMut(&mut HostEngine) -> Result<bool>,
         missing: impl Fn(&mut Links) -> Vec<(usize, String)>,
     ) -> Result<()> {
         let mut clock = WaitClock::default();
         let mut scans = 0;
-        loop {
+        while !is_ready(self)? {
             self.wait(scans, MAX_SLEEP, &mut clock, &missing)?;
             scans += 1;
-            if is_ready(self)? {
-                self.end_wait(&mut clock);
-                return Ok(());
-            }
+        }
+        self.end_wait(&mut clock);
+        Ok(())
+    }
+}
+
+/// Whether a run of a cached call is recorded yet, and its number in the flight recorder.
+#[derive(Default)]
+struct CallRecord {
+    has_begun: bool,
+    number: Option<u64>,
+}
+
+impl CallRecord {
+    /// Records the begin of the call, once.
+    #[inline]
+    fn begin(&mut self, engine: &mut HostEngine, header: &Header) {
+        if !self.has_begun {
+            self.has_begun = true;
+            self.number = engine.record_begin(header.signature);
+        }
+    }
+
+    #[inline]
+    fn end(self, engine: &HostEngine) {
+        if let (Some(recorder), Some(number)) = (engine.recorder(), self.number) {
+            recorder.end(number);
         }
     }
 }

@@ -2,10 +2,12 @@
 
 use super::super::Report;
 use super::state::{Arithmetic, Chain, Chunk};
+use super::step::StepPath;
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
 use crate::recorder::RepeatedCall;
-use crate::types::{Call, InPlace, SIGNATURE_WORDS};
+use crate::transport::Header;
+use crate::types::{Call, InPlace};
 use std::sync::Arc;
 
 /// Binary logarithm of the number of places.
@@ -69,9 +71,12 @@ impl CallCache {
     }
 
     /// Takes the cached call out of a place, so that the engine can run it.
+    ///
+    /// # Panics
+    /// If the place is empty.
     #[inline]
-    pub fn take(&mut self, at: usize) -> Option<Box<CachedCall>> {
-        self.places[at].take()
+    pub fn take(&mut self, at: usize) -> Box<CachedCall> {
+        self.places[at].take().expect("a cached call")
     }
 
     /// Puts a call back that was taken out of a place.
@@ -95,14 +100,25 @@ pub(super) struct CachedCall {
     pub request: Request,
     pub plan: Arc<Plan>,
     pub arithmetic: Arc<Arithmetic>,
-    /// Signature with the sequence number 0.
-    pub signature: [u64; SIGNATURE_WORDS],
+    /// Header of its messages. Each run sets the sequence number, each step the number of bytes.
+    pub header: Header,
+    /// Whether messages may leave this process after they are published.
+    pub flushes: bool,
     pub extents: BufferExtents,
-    /// Index and chunk of each step, in the order in which they run.
-    pub order: Box<[(usize, Chunk)]>,
+    /// The steps, in the order in which they run.
+    pub steps: Box<[CachedStep]>,
     /// Accumulators of chains, which later calls reuse. Between calls no sum is open.
     pub chain: Chain,
     pub report: Report,
+}
+
+/// A step of a cached call.
+#[derive(Debug)]
+pub(super) struct CachedStep {
+    /// Index in the plan's schedule.
+    pub index: usize,
+    pub chunk: Chunk,
+    pub path: StepPath,
 }
 
 /// Bytes that a call needs in its buffers, and where they may overlap.

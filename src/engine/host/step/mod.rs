@@ -14,6 +14,7 @@ use crate::plan::Plan;
 use crate::schedule::{MAX_FAN, Op, Step};
 use crate::transport::{Header, Links, RecvEnd, SendEnd};
 use crate::types::ReduceOp;
+use sum::SumPath;
 use tile::Operand;
 
 /// A step of a call, with all values that its operations on tiles need.
@@ -42,6 +43,65 @@ pub(super) struct StepWork<'r, 'b> {
     pub tile: usize,
     pub nranks: usize,
     pub isa: Isa,
+}
+
+/// How a step of a call without a codec runs when the call repeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StepPath {
+    /// Sends `bytes` of the input from byte `from` to each receiver.
+    SendInput { from: usize, bytes: usize },
+    /// Adds the message, which has `bytes`, and the input from byte `from`, and stores the sum in the output at `to`.
+    AddPair {
+        from: usize,
+        to: usize,
+        bytes: usize,
+    },
+    /// Stores the message, which has `bytes`, in the output at byte `to`.
+    StoreMessage { to: usize, bytes: usize },
+    /// Any other step, by [`StepWork`].
+    General,
+}
+
+impl StepPath {
+    /// Returns the path of a step that works on `chunk`. `chained` is true if the step before it is continued by it.
+    pub(super) fn of(
+        plan: &Plan,
+        step: &Step,
+        chunk: &Chunk,
+        (op, arithmetic, chained): (ReduceOp, &Arithmetic, bool),
+    ) -> StepPath {
+        let size = plan.dtype.size();
+        let from = chunk.input.unwrap_or(0) * size;
+        let to = chunk.output.unwrap_or(0) * size;
+        let chained = chained || step.more;
+        let divides = op == ReduceOp::Avg && step.op.is_final();
+        match step.op {
+            Op::Send if !arithmetic.own.scales() => StepPath::SendInput {
+                from,
+                bytes: chunk.given,
+            },
+            Op::Recv if !chained => StepPath::StoreMessage {
+                to,
+                bytes: chunk.taken,
+            },
+            Op::RecvReduceCopy
+                if SumPath::of(
+                    step,
+                    arithmetic,
+                    step.recv_from.len(),
+                    (chained, divides),
+                    (false, false),
+                ) == SumPath::AddPair =>
+            {
+                StepPath::AddPair {
+                    from,
+                    to,
+                    bytes: chunk.taken,
+                }
+            }
+            _ => StepPath::General,
+        }
+    }
 }
 
 /// Send end of the step's first receiver, if the step sends.

@@ -15,16 +15,17 @@
 //! "Raw" means no codec on the side that the row uses. A factor (pre-multiplied sum) or a division excludes
 //! the first two rows. The output gets the decoded slot, so that all ranks end with identical bits.
 
-use super::super::state::{Chain, Scratch};
+use super::super::state::{Arithmetic, Chain, Scratch};
 use super::tile::{Operand, StatsNote};
 use super::{Sources, StepWork, Target};
 use crate::codec::Codec;
 use crate::codec::feedback::{self, Role};
-use crate::schedule::Own;
+use crate::schedule::{Own, Step};
 use crate::types::ReduceOp;
 
 /// How a step forms its sum.
-enum SumPath {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SumPath {
     /// Copies the input, which is the only term. The rank that sends a raw broadcast, or its block of a raw
     /// allgather, does this.
     CopyInput,
@@ -32,6 +33,29 @@ enum SumPath {
     AddPair,
     /// Any other sum, formed tile by tile.
     Tiles,
+}
+
+impl SumPath {
+    /// Returns the path of a step that receives `received` messages. `chained` is true if other steps add to its sum,
+    /// and `divides` if it divides an average. `takes` and `gives` tell whether it receives and sends encoded messages.
+    pub(super) fn of(
+        step: &Step,
+        arithmetic: &Arithmetic,
+        received: usize,
+        (chained, divides): (bool, bool),
+        (takes, gives): (bool, bool),
+    ) -> SumPath {
+        let own = &arithmetic.own;
+        if chained || gives || own.scales() || own.limits() || divides {
+            return SumPath::Tiles;
+        }
+        let has_own = step.own.after().is_some();
+        match received {
+            0 if matches!(step.own, Own::Exact { .. }) => SumPath::CopyInput,
+            1 if has_own && !takes => SumPath::AddPair,
+            _ => SumPath::Tiles,
+        }
+    }
 }
 
 impl StepWork<'_, '_> {
@@ -45,7 +69,15 @@ impl StepWork<'_, '_> {
         let step = self.step;
         let completes = !chain.complete && (!step.more || !step.send_to.is_empty());
         let divides = completes && self.op == ReduceOp::Avg && step.op.is_final();
-        match self.sum_path(sources, divides, chain) {
+        let chained = step.more || chain.started;
+        let coded = (self.takes.is_some(), self.gives.is_some());
+        match SumPath::of(
+            step,
+            self.arithmetic,
+            sources.len,
+            (chained, divides),
+            coded,
+        ) {
             SumPath::CopyInput => {
                 self.send(target);
                 if step.writes() {
@@ -83,20 +115,6 @@ impl StepWork<'_, '_> {
         }
         chain.started = true;
         chain.complete |= completes;
-    }
-
-    fn sum_path(&self, sources: &Sources<'_>, divides: bool, chain: &Chain) -> SumPath {
-        let chained = self.step.more || chain.started;
-        let limits = self.arithmetic.own.limits();
-        if chained || self.gives.is_some() || self.premultiplied() || limits || divides {
-            return SumPath::Tiles;
-        }
-        let has_own = self.step.own.after().is_some();
-        match sources.len {
-            0 if matches!(self.step.own, Own::Exact { .. }) => SumPath::CopyInput,
-            1 if has_own && self.takes.is_none() => SumPath::AddPair,
-            _ => SumPath::Tiles,
-        }
     }
 
     /// Adds one raw message and the input in one pass over memory instead of three.
