@@ -6,11 +6,13 @@
 #[cfg(target_arch = "x86_64")]
 mod emulator;
 mod environment;
+mod prefetch;
 mod tile;
 
 pub use environment::FloatEnvironment;
 #[cfg(test)]
 pub(crate) use environment::{STRANGE, is_standard, under};
+pub(crate) use prefetch::{prefetch, prefetch_to_write};
 pub use tile::Tile;
 
 use crate::error::{Error, Result};

@@ -13,6 +13,7 @@
 //! counters, and checks the other side's counter against local geometry before it uses it.
 
 use super::region::Region;
+use crate::cpu::{prefetch, prefetch_to_write};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::SIGNATURE_WORDS;
@@ -155,6 +156,14 @@ impl FifoMemory {
         // SAFETY: the word lies inside the line at a multiple of 8, and is accessed atomically only. `places`
         // holds the region, which keeps the word mapped.
         unsafe { &*self.line(number).add(NUMBER_AT).cast::<AtomicU64>() }
+    }
+
+    /// Asks for the lines of message `number` that every message writes, so that this core owns them when it writes.
+    /// A core that has only one of them while it writes both gives it away again to a receiver that polls.
+    #[inline]
+    fn own_soon(&self, number: u64) {
+        prefetch_to_write(self.line(number));
+        prefetch_to_write(self.payload(number));
     }
 
     #[inline]
@@ -341,6 +350,7 @@ impl Producer {
         // SAFETY: `check` proves that the slot belongs to this end; `FifoMemory::new` aligned its line to 64 bytes.
         unsafe { self.memory.line(number).cast::<SlotLine>().write(line) };
         self.cursor.publish(self.memory.number(number));
+        self.memory.own_soon(number + 1);
     }
 
     /// Returns the number of messages published so far.
@@ -411,8 +421,15 @@ impl Consumer {
 
     #[inline]
     fn poll(&mut self) -> Result<bool> {
-        let number = self.memory.number(self.cursor.arrived);
-        self.cursor.poll(number, self.memory.shape.depth)
+        let next = self.cursor.arrived;
+        let arrived = self
+            .cursor
+            .poll(self.memory.number(next), self.memory.shape.depth)?;
+        if arrived {
+            // Its transfer from the sender's core begins while the header is checked.
+            prefetch(self.memory.payload(next));
+        }
+        Ok(arrived)
     }
 
     /// Returns the header of the next message after `ready` returned true; zeros before.
