@@ -1,12 +1,15 @@
 """Simulates hosts by network namespaces on a common bridge, with rates, loss and cut links."""
 
+import contextlib
 import os
 import pathlib
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 # The network device of each simulated host, and the port of the rendezvous.
 DEVICE = "eth0"
@@ -157,10 +160,10 @@ class Net:
         command = [*self.inside(host), *map(str, command)]
         return subprocess.Popen(command, env=os.environ | (environment or {}), text=True, **options)
 
-    def ranks(self, hosts, command, last=(), seconds=120, environment=None):
+    def ranks(self, hosts, command, last=(), seconds=120, environment=None, beside=contextlib.nullcontext):
         """Runs a command as ranks; `hosts` has the host of each rank. Appends `last` for rank 0.
 
-        Returns their codes and outputs.
+        `beside` makes a context of the processes, in which they run. Returns their codes and outputs.
         """
         children = [
             self.popen(host, [*command, *(last if rank == 0 else ())],
@@ -168,12 +171,33 @@ class Net:
                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             for rank, host in enumerate(hosts)
         ]
-        return collect(children, seconds)
+        with beside(children):
+            return collect(children, seconds)
 
     def rank_environment(self, hosts, rank):
         return {"RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0",
                 "MASTER_ADDR": self.address(hosts[0]), "MASTER_PORT": str(PORT),
                 "CINCH_SECRET_FILE": self.secret.name, "CINCH_SOCKET_IFNAME": DEVICE}
+
+
+@contextlib.contextmanager
+def stopped_at_times(children):
+    """Stops the last of the processes for 20 ms of every 40 ms, until the context ends."""
+    victim, over = children[-1], threading.Event()
+
+    def stop_and_continue():
+        while not over.wait(0.02):
+            victim.send_signal(signal.SIGSTOP)
+            over.wait(0.02)
+            victim.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=stop_and_continue)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def collect(children, seconds):
