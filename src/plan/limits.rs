@@ -77,7 +77,7 @@ pub struct Resident {
     pub fused: usize,
 }
 
-#[cfg(test)]
+#[cfg(feature = "internal")]
 impl Resident {
     /// Returns a limit of `blocks` for both kinds of kernels.
     pub fn both(blocks: usize) -> Resident {

@@ -6,6 +6,7 @@ mod compare;
 mod data;
 mod local_world;
 mod numbers;
+mod plans;
 mod random;
 mod reference;
 
@@ -18,5 +19,6 @@ pub use local_world::{local_world, try_local_world};
 pub use numbers::{
     integer, largest, set_integer, set_value, smallest, unit_roundoff, value, wrap as wrap_integer,
 };
+pub use plans::{gpu_limits, plan_request};
 pub use random::Random;
 pub use reference::{Expected, Inputs, Problem, Segment};

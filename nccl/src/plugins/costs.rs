@@ -173,12 +173,10 @@ impl CostCache {
 mod tests {
     use super::super::tuner::{TunerDecision, decide};
     use super::*;
-    use cinch::ReduceOp;
     use cinch::cpu::Isa;
-    use cinch::mem::PeerBufferLayout;
-    use cinch::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
-    use cinch::schedule::Groups;
-    use cinch::types::{Fused, Kernel, TransportKind};
+    use cinch::plan::{Planner, Request};
+    use cinch::testing::{gpu_limits, plan_request};
+    use cinch::types::Kernel;
 
     const TREE: usize = 0;
     const RING: usize = 1;
@@ -188,48 +186,13 @@ mod tests {
 
     /// Returns a planner for kernels of four ranks of one host. No GPU is needed.
     fn planner(ll128: bool) -> Planner {
-        let layout = PeerBufferLayout::new(4, 64 << 20, 64).unwrap();
-        let resident = Resident {
-            channels: 132,
-            fused: 132,
-        };
-        let limits = Limits {
-            nranks: 4,
-            slot_bytes: 0,
-            slots: 2,
-            channels: 64,
-            algorithm: None,
-            machine: MachineFacts {
-                transport: TransportKind::Cuda,
-                inside: TransportKind::Cuda,
-                oversubscribed: false,
-                measured: None,
-            },
-            hosts: Groups::ONE,
-            topology: None,
-            gpu: Some(GpuLimits {
-                ll128,
-                ..GpuLimits::new(&layout, resident, 64)
-            }),
-        };
+        let mut limits = gpu_limits(4, 132);
+        limits.gpu.as_mut().unwrap().ll128 = ll128;
         Planner::new(limits, 0, Isa::Scalar)
     }
 
     fn sum(count: usize, codec: &str) -> Request {
-        Request {
-            collective: Collective::AllReduce,
-            dtype: DType::F32,
-            op: ReduceOp::Sum,
-            count,
-            root: 0,
-            peer: 0,
-            codec: codec.parse().unwrap(),
-            algorithm: None,
-            tuning: CallTuning::AUTO,
-            tensor: None,
-            feedback: None,
-            fused: Fused::ALONE,
-        }
+        plan_request(Collective::AllReduce, count, codec)
     }
 
     fn asking(request: &Request, algorithm: Algorithm, tuning: CallTuning) -> Request {
