@@ -53,24 +53,30 @@ class Outcome:
 class Mpi:
     """An MPI library and its build of the benchmark program."""
 
-    def __init__(self, name, suffix, packages):
-        self.name, self.packages = name, packages
-        self.compiler, self.launcher = f"mpicc.{suffix}", f"mpirun.{suffix}"
+    def __init__(self, name, suffix, packages, mark):
+        self.name, self.suffix, self.packages, self.mark = name, suffix, packages, mark
         self.program = baseline.ROOT / "target" / "mpi" / f"collectives_{suffix}"
-        self.version = None
+        self.launcher = self.version = None
 
     def build(self):
         """Builds the program; returns why it cannot, or None."""
-        missing = [name for name in (self.compiler, self.launcher) if not shutil.which(name)]
-        if missing:
-            return f"{' and '.join(missing)} not found; on Debian and Ubuntu: apt-get install {self.packages}"
+        # Debian adds the library to the names; elsewhere the library may have the plain names.
+        for ending in (f".{self.suffix}", ""):
+            compiler, launcher = f"mpicc{ending}", f"mpirun{ending}"
+            if not shutil.which(compiler) or not shutil.which(launcher):
+                continue
+            text = subprocess.run([launcher, "--version"], capture_output=True, text=True).stdout
+            if self.mark in text:
+                break
+        else:
+            return f"no mpicc and mpirun of it; on Debian and Ubuntu: apt-get install {self.packages}"
+        self.launcher = launcher
+        self.version = f"{self.name} {text.splitlines()[self.version_line].split()[-1]}"
         self.program.parent.mkdir(parents=True, exist_ok=True)
-        command = [self.compiler, "-O3", "-Wall", "-Wextra", "-o", str(self.program), str(SOURCE)]
+        command = [compiler, "-O3", "-Wall", "-Wextra", "-o", str(self.program), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"failed: {shlex.join(command)}\n{done.stderr}")
-        lines = subprocess.run([self.launcher, "--version"], capture_output=True, text=True).stdout.splitlines()
-        self.version = self.name + " " + lines[self.version_line].split()[-1]
         return None
 
     def command(self, job):
@@ -88,7 +94,7 @@ class OpenMpi(Mpi):
     version_line = 0
 
     def __init__(self):
-        super().__init__("Open MPI", "openmpi", "openmpi-bin libopenmpi-dev")
+        super().__init__("Open MPI", "openmpi", "openmpi-bin libopenmpi-dev", "Open MPI")
 
     def placement(self, ranks):
         if ranks <= len(os.sched_getaffinity(0)):
@@ -103,7 +109,7 @@ class Mpich(Mpi):
     version_line = 1
 
     def __init__(self):
-        super().__init__("MPICH", "mpich", "mpich libmpich-dev")
+        super().__init__("MPICH", "mpich", "mpich libmpich-dev", "HYDRA")
 
     def placement(self, ranks):
         return ["-bind-to", "core"] if ranks <= len(os.sched_getaffinity(0)) else []

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/images/all-reduce-h200x2.svg and transfer.svg from the rows of benches/baselines.
+"""Draws all-reduce-h200x2.svg, transfer.svg, collectives-vs-mpi.svg and many-ranks.svg of docs/images from the
+rows of benches/baselines. The last two are drawn if their rows exist.
 
 benches/plot.py           writes the files
 benches/plot.py --check   fails if a file differs from a drawing of the rows
@@ -10,7 +11,9 @@ import math
 import pathlib
 import sys
 
-import transfer
+sys.dont_write_bytecode = True
+import mpi_plots  # noqa: E402
+import transfer  # noqa: E402
 
 BENCHES = pathlib.Path(__file__).resolve().parent
 IMAGES = BENCHES.parent / "docs/images"
@@ -160,6 +163,7 @@ def transfer_panel(name, lines, top):
 
 def main():
     pictures = {IMAGES / "all-reduce-h200x2.svg": draw(), IMAGES / "transfer.svg": draw_transfer()}
+    pictures |= {IMAGES / name: picture for name, picture in mpi_plots.pictures().items()}
     for path, picture in pictures.items():
         if sys.argv[1:] != ["--check"]:
             path.write_text(picture, encoding="utf-8")
