@@ -16,8 +16,8 @@ import time
 import baseline
 
 SOURCE = baseline.ROOT / "benches" / "mpi" / "collectives_mpi.c"
-#: Seconds between samples of memory, and samples' longest share of the time.
-SAMPLE_INTERVAL, SAMPLE_SHARE = 0.2, 0.05
+#: Seconds between samples of memory, and seconds of calls in a run that is sampled.
+SAMPLE_INTERVAL, SAMPLED_SECONDS = 0.2, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +127,8 @@ class Cinch:
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
             command = [str(baseline.CINCH), "bench", job.collective, "--ranks", str(job.ranks), *job.options(),
                        "-c", "0", "-d", "f32", "--transport", "shm", "--codec", "raw", "--json", out.name]
+            if with_memory:
+                command += ["--time-limit", str(job.limit)]
             _, failure, memory = run(command, job, baseline.CINCH, with_memory)
             text = pathlib.Path(out.name).read_text(encoding="utf-8")
         # MPI_Bcast has one buffer, as cinch's broadcast in place.
@@ -198,10 +200,8 @@ def run(command, job, program, with_memory):
                 failure = f"not finished after {job.timeout:g} s"
                 stop(process)
                 break
-            start = time.monotonic()
             sample = memory_of_ranks(descendants(process.pid), program) if with_memory else None
             most = max(filter(None, (most, sample)), default=None)
-            pause = max(SAMPLE_INTERVAL, (time.monotonic() - start) / SAMPLE_SHARE)
         out.seek(0)
         errors.seek(0)
         text = out.read()
@@ -217,22 +217,31 @@ def alternate(sides, jobs, turns, with_memory=False):
     {size: {side: why it has no time}}.
 
     The order of the sides alternates too, so that a changing clock rate favours none. A side that fails is not
-    run again for the job, whose sizes without a time of every turn count as failed.
+    run again for the job, whose sizes without a time of every turn count as failed. Samples of memory take time
+    of the cores, so that they come from a run before the turns whose times do not count.
     """
     times, failures = {}, {}
     for job in jobs:
         failed, measured = {}, {side.name: {} for side in sides}
         memory = dict.fromkeys(measured)
+
+        def measure(side, job, with_memory=False):
+            if side.name in failed:
+                return {}
+            outcome = side.measure(job, with_memory)
+            if outcome.failure:
+                failed[side.name] = outcome.failure
+                print(f"{side.name}, {job.collective}, {job.ranks} ranks: {outcome.failure}", flush=True)
+            memory[side.name] = outcome.memory or memory[side.name]
+            return outcome.times
+
+        if with_memory:
+            longer = dataclasses.replace(job, iterations=10 * job.iterations, limit=SAMPLED_SECONDS)
+            for side in sides:
+                measure(side, longer, True)
         for turn in range(turns):
             for side in sides if turn % 2 == 0 else sides[::-1]:
-                if side.name in failed:
-                    continue
-                outcome = side.measure(job, with_memory and turn == 0)
-                if outcome.failure:
-                    failed[side.name] = outcome.failure
-                    print(f"{side.name}, {job.collective}, {job.ranks} ranks: {outcome.failure}", flush=True)
-                memory[side.name] = outcome.memory or memory[side.name]
-                for size, microseconds in outcome.times.items():
+                for size, microseconds in measure(side, job).items():
                     measured[side.name].setdefault(size, []).append(microseconds)
         size = job.first
         while size <= job.last:
@@ -279,6 +288,19 @@ def row(collective, ranks, size, times, failures, peers, goal):
         # Peers that all fail leave nothing to compare with; a failure of cinch misses the goal.
         found |= {"goal": goal, "met": found["ratio"] >= goal if compared else "cinch" not in failures}
     return found
+
+
+def summary(rows, bound):
+    """Returns lines with the median ratio below `bound` bytes and from there on, for each number of ranks."""
+    lines = [f"median ratio below {baseline.size_name(bound)} and from there on"]
+    for ranks in sorted({row["ranks"] for row in rows}):
+        parts = [[], []]
+        for row in rows:
+            if row["ranks"] == ranks and "ratio" in row:
+                parts[row["size"] >= bound].append(row["ratio"])
+        lines.append(f"{ranks:>5} ranks: "
+                     + ", ".join(f"{statistics.median(part):.2f}" if part else "-" for part in parts))
+    return "\n".join(lines)
 
 
 def table(rows, peers, header):

@@ -38,8 +38,10 @@ def legend(entries, top, columns=5):
 
 
 def power(value):
-    """Formats a value of an axis: 0.25, 4, 20k."""
-    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
+    """Formats a value of an axis: 0.25, 4, 1000, 20k."""
+    if value >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:g}" if value >= 1 else f"{value:.2g}"
 
 
 def panel(title, lines, top, base, x_label):

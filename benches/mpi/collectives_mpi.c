@@ -166,17 +166,14 @@ static double time_call(const struct collective *of, float *input, float *output
     return (MPI_Wtime() - start) * 1e6;
 }
 
-/* Returns the part of the iterations that fit into `limit` seconds, at most 1, from two calls on the slowest
- * rank. The first of them also connects the ranks and is not counted. */
-static double affordable(const struct collective *of, float *input, float *output, size_t count, int calls,
-                         double limit)
+/* Returns whether `seconds` have passed since `start` by rank 0's clock, on all ranks alike; 0: never. */
+static int is_late(double start, double seconds)
 {
-    time_call(of, input, output, count);
-    double start = MPI_Wtime(), each, longest;
-    time_call(of, input, output, count);
-    each = MPI_Wtime() - start;
-    MPI_Allreduce(&each, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    return limit <= 0 || longest * calls <= limit ? 1 : limit / (longest * calls);
+    int late = MPI_Wtime() - start >= seconds;
+    if (seconds <= 0)
+        return 0;
+    MPI_Bcast(&late, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    return late;
 }
 
 /* Measures calls of about `size` bytes. Rank 0 prints the result; a size whose blocks are empty has none. */
@@ -199,19 +196,13 @@ static void measure(const struct collective *of, size_t size, int iterations, in
         fill(input[i], in * count, (uint64_t)(rank * MOST_PAIRS + i + 1));
         memset(output[i], 1, out * count * sizeof(float));
     }
-    double part = affordable(of, input[0], output[0], count, warm_ups + iterations, limit);
-    if (part < 1) {
-        int least = iterations < LEAST_ITERATIONS ? iterations : LEAST_ITERATIONS;
-        warm_ups = (int)(part * warm_ups);
-        iterations = (int)(part * iterations);
-        iterations = iterations > least ? iterations : least;
-    }
-    for (int i = -warm_ups; i < iterations; i++) {
-        int at = (i + warm_ups) % pairs;
-        double mine = time_call(of, input[at], output[at], count);
-        if (i >= 0)
-            times[i] = mine;
-    }
+    double start = MPI_Wtime();
+    int calls = 0, done = 0;
+    for (; calls < warm_ups && (calls == 0 || !is_late(start, limit / 4)); calls++)
+        time_call(of, input[calls % pairs], output[calls % pairs], count);
+    for (; done < iterations && (done < LEAST_ITERATIONS || !is_late(start, limit)); done++, calls++)
+        times[done] = time_call(of, input[calls % pairs], output[calls % pairs], count);
+    iterations = done;
     MPI_Reduce(rank == 0 ? MPI_IN_PLACE : times, times, iterations, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
     if (rank == 0) {
         qsort(times, (size_t)iterations, sizeof *times, by_value);
