@@ -35,6 +35,8 @@ class Job:
     timeout: float = 600
     #: Seconds of an MPI library's calls of one size, from which on it makes fewer iterations; 0: none.
     limit: float = 0
+    #: Whether cinch compares results with exact ones in the first turn, where a wrong one fails.
+    check: bool = False
 
     def options(self):
         return ["-b", str(self.first), "-e", str(self.last), "-f", str(self.factor),
@@ -126,7 +128,7 @@ class Cinch:
     def measure(self, job, with_memory):
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
             command = [str(baseline.CINCH), "bench", job.collective, "--ranks", str(job.ranks), *job.options(),
-                       "-c", "0", "-d", "f32", "--transport", "shm", "--codec", "raw", "--json", out.name]
+                       "-c", str(int(job.check)), "-d", "f32", "--transport", "shm", "--codec", "raw", "--json", out.name]
             if with_memory:
                 command += ["--time-limit", str(job.limit)]
             _, failure, memory = run(command, job, baseline.CINCH, with_memory)
@@ -236,12 +238,13 @@ def alternate(sides, jobs, turns, with_memory=False):
             return outcome.times
 
         if with_memory:
-            longer = dataclasses.replace(job, iterations=10 * job.iterations, limit=SAMPLED_SECONDS)
+            longer = dataclasses.replace(job, iterations=10 * job.iterations, limit=SAMPLED_SECONDS, check=False)
             for side in sides:
                 measure(side, longer, True)
         for turn in range(turns):
+            now = dataclasses.replace(job, check=job.check and turn == 0)
             for side in sides if turn % 2 == 0 else sides[::-1]:
-                for size, microseconds in measure(side, job).items():
+                for size, microseconds in measure(side, now).items():
                     measured[side.name].setdefault(size, []).append(microseconds)
         size = job.first
         while size <= job.last:
