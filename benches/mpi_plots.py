@@ -25,7 +25,7 @@ def load(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def legend(entries, top, columns=5):
+def legend(entries, top, columns):
     """Returns the elements of a legend of (label, colour, dash pattern), and the height of its lines."""
     svg = []
     for index, (label, colour, dash) in enumerate(entries):
@@ -80,9 +80,9 @@ def panel(title, lines, top, base, x_label):
     return svg
 
 
-def picture(title, entries, panels, foot):
-    """Returns a drawing with a legend and panels, which are functions of their upper edge."""
-    lines, height = legend(entries, 40)
+def picture(title, entries, columns, panels, foot):
+    """Returns a drawing with a legend in columns and panels, which are functions of their upper edge."""
+    lines, height = legend(entries, 40, columns)
     top = 48 + height
     for draw in panels:
         lines += draw(top)
@@ -118,7 +118,7 @@ def draw_collectives(rows):
 
     numbers = sorted({row["ranks"] for row in rows if "ratio" in row})
     return picture(f"Raw fp32 collectives of cinch beside {versions(rows)}",
-                   [(name, colour, "none") for name, colour in COLOURS.items()],
+                   [(name, colour, "none") for name, colour in COLOURS.items()], 5,
                    [draw(ranks) for ranks in numbers], "bytes of the larger buffer")
 
 
@@ -140,7 +140,7 @@ def draw_many(rows):
     entries = [(f"{name}, {baseline.size_name(size)}", colour, dash)
                for size, dash in DASHES.items() for name, colour in LIBRARIES.items()]
     cores = rows[0]["machine"]["cores"]
-    return picture(f"Raw fp32 all_reduce of many ranks on {cores} cores, beside {versions(rows)}", entries,
+    return picture(f"Raw fp32 all_reduce of many ranks on {cores} cores, beside {versions(rows)}", entries, len(LIBRARIES),
                    [draw("us per call", "us", 10), draw("MiB of a rank (proportional set size)", "mib", 2)],
                    "ranks; a line ends where its library did not finish in time")
 
