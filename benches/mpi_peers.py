@@ -128,7 +128,8 @@ class Cinch:
     def measure(self, job, with_memory):
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
             command = [str(baseline.CINCH), "bench", job.collective, "--ranks", str(job.ranks), *job.options(),
-                       "-c", str(int(job.check)), "-d", "f32", "--transport", "shm", "--codec", "raw", "--json", out.name]
+                       "-c", str(int(job.check)), "-d", "f32", "--transport", "shm", "--codec", "raw",
+                       "--json", out.name]
             if with_memory:
                 command += ["--time-limit", str(job.limit)]
             _, failure, memory = run(command, job, baseline.CINCH, with_memory)

@@ -140,7 +140,8 @@ def draw_many(rows):
     entries = [(f"{name}, {baseline.size_name(size)}", colour, dash)
                for size, dash in DASHES.items() for name, colour in LIBRARIES.items()]
     cores = rows[0]["machine"]["cores"]
-    return picture(f"Raw fp32 all_reduce of many ranks on {cores} cores, beside {versions(rows)}", entries, len(LIBRARIES),
+    title = f"Raw fp32 all_reduce of many ranks on {cores} cores, beside {versions(rows)}"
+    return picture(title, entries, len(LIBRARIES),
                    [draw("us per call", "us", 10), draw("MiB of a rank (proportional set size)", "mib", 2)],
                    "ranks; a line ends where its library did not finish in time")
 
