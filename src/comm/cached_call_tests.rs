@@ -3,7 +3,7 @@
 use super::{Call, Communicator, Group};
 use crate::config::Config;
 use crate::error::ErrorKind;
-use crate::mem::UserBuffers;
+use crate::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use crate::recorder::CallState;
 use crate::testing::local_world;
 use crate::types::{Collective, DType, Extent, ReduceOp, SEQUENCE_WORD, Scalar};
@@ -271,4 +271,92 @@ fn cached_calls_time_out() {
     let error = errors[0].as_ref().unwrap();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.message().contains("rank 1"), "{error}");
+}
+
+/// Returns elements that differ between ranks, turns and messages.
+fn numbers(rank: usize, turn: usize, message: usize) -> Vec<f32> {
+    let first = (rank * 1000 + turn * 10 + message) as f32;
+    (0..COUNT).map(|i| first + i as f32 / 64.0).collect()
+}
+
+/// Makes a group in which each rank sends `messages` to the next rank, and receives as many from the one before.
+/// Returns whether the messages were cached.
+fn pass_on(comm: &Communicator, turn: usize, messages: usize) -> bool {
+    let (rank, nranks) = (comm.rank(), comm.nranks());
+    let (next, before) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
+    let message = |root, peer| Call {
+        root,
+        peer,
+        ..Call::new(Collective::SendRecv, DType::F32, COUNT)
+    };
+    let sent: Vec<Vec<f32>> = (0..messages).map(|it| numbers(rank, turn, it)).collect();
+    let mut received = vec![vec![0f32; COUNT]; messages];
+    let mut group = Group::new();
+    let mut cached = true;
+    for (from, to) in sent.iter().zip(&mut received) {
+        let (send, recv) = (message(rank, next), message(before, rank));
+        let input = UserBuffers::new(bytes_of(from), &mut []);
+        let output = UserBuffers::new(&[], bytes_of_mut(to));
+        let engine = comm.engine().unwrap();
+        cached &= engine.find_cached(&send, &input).is_some();
+        cached &= engine.find_cached(&recv, &output).is_some();
+        drop(engine);
+        group.add(comm, &recv, output).unwrap();
+        group.add(comm, &send, input).unwrap();
+    }
+    let reports = group.run().unwrap();
+    let bytes = (COUNT * 4) as u64;
+    let sent: Vec<u64> = reports.iter().map(|report| report.wire_bytes).collect();
+    assert_eq!(sent, [0, bytes].repeat(messages));
+    for (message, found) in received.iter().enumerate() {
+        assert_eq!(
+            *found,
+            numbers(before, turn, message),
+            "rank {rank} turn {turn}"
+        );
+    }
+    cached
+}
+
+#[test]
+fn groups_of_repeated_messages_have_the_bits_of_first_ones() {
+    for nranks in [2, 3, 5] {
+        local_world(nranks, &Config::default(), |comm| {
+            for turn in 0..100 {
+                assert_eq!(pass_on(comm, turn, 1), turn >= 2, "turn {turn}");
+            }
+            // More messages of a pair than a connection has slots: a send waits for a receive of the same group.
+            for turn in 0..20 {
+                pass_on(comm, turn, 3 * comm.config().slots);
+            }
+        });
+    }
+}
+
+#[test]
+fn repeated_sends_wait_for_a_slow_receiver() {
+    local_world(2, &Config::default(), |comm| {
+        let call = Call {
+            peer: 1,
+            ..Call::new(Collective::SendRecv, DType::F32, COUNT)
+        };
+        for turn in 0..40 {
+            let mut values = numbers(0, turn, 0);
+            let mut group = Group::new();
+            if comm.rank() == 0 {
+                let input = UserBuffers::new(bytes_of(&values), &mut []);
+                group.add(comm, &call, input).unwrap();
+                group.run().unwrap();
+            } else {
+                if turn % 10 == 9 {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                values.fill(0.0);
+                let output = UserBuffers::new(&[], bytes_of_mut(&mut values));
+                group.add(comm, &call, output).unwrap();
+                group.run().unwrap();
+                assert_eq!(values, numbers(0, turn, 0));
+            }
+        }
+    });
 }

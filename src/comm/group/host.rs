@@ -3,6 +3,7 @@
 
 use super::super::Communicator;
 use super::super::fuse::{self, FusedCall};
+use super::super::stats;
 use super::GroupCall;
 use crate::engine::{Batch, Caller, HostEngine, Report};
 use crate::error::Result;
@@ -44,6 +45,71 @@ impl<'c> HostCalls<'c> {
             self.comm.keep_fuse_buffer(memory);
         }
     }
+}
+
+/// Runs a group of repeated messages: first the sends, which have room, then the receives. Returns `None`, before
+/// anything moves, if a message must be planned, or must wait for another one of the group.
+pub(super) fn run_repeated_messages(
+    comm: &Communicator,
+    calls: &mut [GroupCall<'_>],
+) -> Option<Result<Vec<Report>>> {
+    let mut engine = comm.host_engine().ok()?.try_lock().ok()?;
+    let mut places = Vec::with_capacity(calls.len());
+    for (index, entry) in calls.iter().enumerate() {
+        let call = &entry.call;
+        let pair = (call.root, call.peer);
+        let earlier = calls[..index].iter();
+        // The second message of a pair may have to wait until the first is received.
+        let is_second = earlier
+            .map(|it| (it.call.root, it.call.peer))
+            .any(|it| it == pair);
+        let place = engine.find_cached(call, entry.host_buffers()?)?;
+        if is_second || !engine.is_independent_message(place) {
+            return None;
+        }
+        places.push(place);
+    }
+    let mut reports = vec![None; calls.len()];
+    for sends in [true, false] {
+        for (index, entry) in calls.iter_mut().enumerate() {
+            if (entry.call.root == comm.rank()) != sends {
+                continue;
+            }
+            let Some(Buffers::Host(buffers)) = &mut entry.buffers else {
+                continue;
+            };
+            let begun = comm.start_clock(stats::call_bytes(&entry.call, comm.nranks()));
+            match engine.run_cached(places[index], buffers, begun) {
+                Ok(report) => reports[index] = Some(report),
+                Err(error) => {
+                    drop(engine);
+                    return Some(comm.fail_on_error(Err(error)));
+                }
+            }
+        }
+    }
+    Some(Ok(reports.into_iter().flatten().collect()))
+}
+
+/// Caches the messages of a group that has run, so that groups of equal messages plan nothing.
+pub(super) fn cache_messages(calls: &[GroupCall<'_>], reports: &[Report]) -> Result<()> {
+    for (entry, report) in calls.iter().zip(reports) {
+        let GroupCall {
+            comm,
+            call,
+            admission,
+            ..
+        } = entry;
+        let reason = admission.decision.raw_reason;
+        if let (true, None, Some(reason)) =
+            (call.collective.is_message(), comm.gpu_context(), reason)
+        {
+            let request = call.resolve(admission.decision.codec);
+            let counts = || comm.count_repeats(call, reason, report);
+            comm.engine()?.cache_call(call, &request, report, counts);
+        }
+    }
+    Ok(())
 }
 
 /// Finds the small calls of `comm` that are fused.

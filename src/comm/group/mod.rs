@@ -170,6 +170,11 @@ impl<'a> Group<'a> {
         let count = self.calls.len();
         let _range = nvtx::range(|| format!("group of {count} calls"), 0);
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
+        if let [comm] = comms[..]
+            && let Some(ended) = host::run_repeated_messages(comm, &mut self.calls)
+        {
+            return ended;
+        }
         let mut hosts = HostCalls::find(&self.calls, &comms)?;
         let run = HostRun::plan(&mut hosts, &mut self.calls)?;
         // GPU calls are queued only after every check that can refuse the group. Otherwise a
@@ -187,6 +192,7 @@ impl<'a> Group<'a> {
             let decision = &entry.admission.decision;
             entry.comm.count_call(&entry.call, decision, report, None);
         }
+        host::cache_messages(&self.calls, &reports)?;
         Ok(reports)
     }
 

@@ -102,6 +102,27 @@ impl HostEngine {
         cached.extents.fit(buffers).then_some(at)
     }
 
+    /// Returns whether the cached call at `at` is a message that waits for no other message of its group: this rank
+    /// receives it, or can send it at once.
+    pub fn is_independent_message(&mut self, at: usize) -> bool {
+        let Some(cached) = self.cache.get(at) else {
+            return false;
+        };
+        let [CachedStep { index, path, .. }] = &*cached.steps else {
+            return false;
+        };
+        let step = &cached.plan.schedule.steps[*index];
+        cached.call.collective.is_message()
+            && !cached.flushes
+            && match path {
+                StepPath::SendInput { .. } => {
+                    matches!(is_runnable(&mut self.links, 0, step), Ok(true))
+                }
+                StepPath::StoreMessage { .. } => true,
+                StepPath::AddPair { .. } | StepPath::General => false,
+            }
+    }
+
     /// Runs the cached call at `at`, of [`HostEngine::find_cached`], until it ends, and counts it, with the time since
     /// `begun`.
     ///
