@@ -72,7 +72,7 @@ def adverse(size, options):
                 return channels
 
             def one_probe():
-                # What the second host receives, as rank 1 does.
+                # The direction of the stream: from the first host to the second.
                 theirs.append(probe(net, sockets, 3, beside)[1])
 
             sockets = one_stream()

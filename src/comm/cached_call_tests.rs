@@ -275,7 +275,7 @@ fn cached_calls_time_out() {
 
 /// Returns elements that differ between ranks, turns and messages.
 fn numbers(rank: usize, turn: usize, message: usize) -> Vec<f32> {
-    let first = (rank * 1000 + turn * 10 + message) as f32;
+    let first = (rank * 10_000 + turn * 100 + message) as f32;
     (0..COUNT).map(|i| first + i as f32 / 64.0).collect()
 }
 
@@ -335,28 +335,88 @@ fn groups_of_repeated_messages_have_the_bits_of_first_ones() {
 
 #[test]
 fn repeated_sends_wait_for_a_slow_receiver() {
-    local_world(2, &Config::default(), |comm| {
-        let call = Call {
-            peer: 1,
-            ..Call::new(Collective::SendRecv, DType::F32, COUNT)
-        };
-        for turn in 0..40 {
-            let mut values = numbers(0, turn, 0);
-            let mut group = Group::new();
-            if comm.rank() == 0 {
-                let input = UserBuffers::new(bytes_of(&values), &mut []);
-                group.add(comm, &call, input).unwrap();
-                group.run().unwrap();
-            } else {
-                if turn % 10 == 9 {
-                    std::thread::sleep(Duration::from_millis(20));
+    for grouped in [false, true] {
+        local_world(2, &Config::default(), |comm| {
+            let call = Call {
+                peer: 1,
+                ..Call::new(Collective::SendRecv, DType::F32, COUNT)
+            };
+            for turn in 0..40 {
+                let mut values = numbers(0, turn, 0);
+                let buffers = if comm.rank() == 0 {
+                    UserBuffers::new(bytes_of(&values), &mut [])
+                } else {
+                    if turn % 10 == 9 {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    values.fill(0.0);
+                    UserBuffers::new(&[], bytes_of_mut(&mut values))
+                };
+                if grouped {
+                    let mut group = Group::new();
+                    group.add(comm, &call, buffers).unwrap();
+                    group.run().unwrap();
+                } else {
+                    comm.call(&call, buffers).unwrap();
                 }
-                values.fill(0.0);
-                let output = UserBuffers::new(&[], bytes_of_mut(&mut values));
-                group.add(comm, &call, output).unwrap();
-                group.run().unwrap();
                 assert_eq!(values, numbers(0, turn, 0));
             }
+        });
+    }
+}
+
+/// Makes a group on rank 0 of messages from ranks 1 and 2, which send outside groups.
+fn gather(comm: &Communicator, turn: usize) -> crate::Result<()> {
+    let message = |root| Call {
+        root,
+        peer: 0,
+        ..Call::new(Collective::SendRecv, DType::F32, COUNT)
+    };
+    let rank = comm.rank();
+    let mut values = [numbers(rank, turn, 0), numbers(rank, turn, 0)];
+    if rank > 0 {
+        let buffers = UserBuffers::new(bytes_of(&values[0]), &mut []);
+        return comm.call(&message(rank), buffers).map(|_| ());
+    }
+    let mut group = Group::new();
+    for (index, to) in values.iter_mut().enumerate() {
+        let buffers = UserBuffers::new(&[], bytes_of_mut(to));
+        group.add(comm, &message(index + 1), buffers)?;
+    }
+    group.run()?;
+    assert_eq!(values, [numbers(1, turn, 0), numbers(2, turn, 0)]);
+    Ok(())
+}
+
+#[test]
+fn groups_of_repeated_messages_name_the_rank_that_left() {
+    let gate = Barrier::new(2);
+    let errors = local_world(3, &Config::default(), |comm| {
+        for turn in 0..4 {
+            gather(comm, turn).unwrap();
         }
+        // Rank 2 drops its communicator. Rank 1, whose message comes first in the group, is only late.
+        let error = (comm.rank() == 0).then(|| gather(comm, 4).unwrap_err());
+        if comm.rank() < 2 {
+            gate.wait();
+        }
+        error
     });
+    let error = errors[0].as_ref().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Remote);
+    assert!(error.message().contains("rank 2"), "{error}");
+}
+
+#[test]
+fn groups_of_repeated_messages_are_counted_and_recorded_once() {
+    let numbers = local_world(3, &Config::default(), |comm| {
+        for turn in 0..50 {
+            gather(comm, turn).unwrap();
+        }
+        let recorded = comm.recorder.records();
+        assert!(recorded.iter().all(|it| it.state == CallState::Done));
+        let counted = comm.codec_stats().exact_calls.iter().sum::<u64>();
+        (comm.recorder.count(), counted)
+    });
+    assert_eq!(numbers, [(100, 100), (50, 50), (50, 50)]);
 }

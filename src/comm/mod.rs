@@ -221,10 +221,7 @@ impl Communicator {
         let _guard = PanicGuard(self);
         let result = engine.run_cached(at, buffers, begun);
         drop(engine);
-        Some(match result {
-            Ok(report) => Ok(report),
-            failed => self.fail_on_error(failed),
-        })
+        Some(self.fail_on_error(result))
     }
 
     /// Waits until every rank has called it, but not for calls that are queued on a GPU.

@@ -158,8 +158,8 @@ impl FifoMemory {
         unsafe { &*self.line(number).add(NUMBER_AT).cast::<AtomicU64>() }
     }
 
-    /// Asks for the lines of message `number` that every message writes, so that this core owns them when it writes.
-    /// A core that has only one of them while it writes both gives it away again to a receiver that polls.
+    /// Asks for the lines of message `number` that every message writes, so that this core owns both when it writes. If it
+    /// owned one of them, the receiver, which polls it, would take it back while this core waits for the other.
     #[inline]
     fn own_soon(&self, number: u64) {
         prefetch_to_write(self.line(number));

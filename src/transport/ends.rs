@@ -141,8 +141,8 @@ pub trait Waiter: Send + std::fmt::Debug {
     /// Returns whether [`Waiter::idle`] may let other threads run after this number of scans, rather than spin.
     fn leaves_core(&self, scans: u32) -> bool;
 
-    /// Returns how often the caller may look for a message before its first [`Waiter::idle`], because messages arrive
-    /// without it and the rank has a core of its own.
+    /// Returns how often the caller may look for a message before its first [`Waiter::idle`]: 0 if `idle` moves messages
+    /// along, or if ranks share cores.
     fn spins(&self) -> u32 {
         0
     }

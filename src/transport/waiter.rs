@@ -19,8 +19,8 @@ const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// 40 to 140 cycles, by processor.
 const PAUSES: u32 = 1;
 
-/// Looks for a message before the first call of [`Waiter::idle`]: some microseconds, in which a rank that has called too
-/// usually sends its message.
+/// Number of looks for a message before the first [`Waiter::idle`]. They take some microseconds, in which a peer that makes
+/// the same call has usually sent its message.
 const SPINS: u32 = 64;
 
 /// Waits on the doorbell of the inbox and on the descriptors of all transports.

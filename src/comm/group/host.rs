@@ -3,7 +3,6 @@
 
 use super::super::Communicator;
 use super::super::fuse::{self, FusedCall};
-use super::super::stats;
 use super::GroupCall;
 use crate::engine::{Batch, Caller, HostEngine, Report};
 use crate::error::Result;
@@ -47,69 +46,77 @@ impl<'c> HostCalls<'c> {
     }
 }
 
-/// Runs a group of repeated messages: first the sends, which have room, then the receives. Returns `None`, before
-/// anything moves, if a message must be planned, or must wait for another one of the group.
+/// Runs the repeated messages of a group of messages: first the sends, then the receives whose messages arrive within some
+/// looks. Puts their reports into `reports` and takes their buffers. Does nothing unless every message is cached, and every
+/// send has room.
 pub(super) fn run_repeated_messages(
     comm: &Communicator,
     calls: &mut [GroupCall<'_>],
-) -> Option<Result<Vec<Report>>> {
-    let mut engine = comm.host_engine().ok()?.try_lock().ok()?;
-    let mut places = Vec::with_capacity(calls.len());
-    for (index, entry) in calls.iter().enumerate() {
-        let call = &entry.call;
-        let pair = (call.root, call.peer);
-        let earlier = calls[..index].iter();
-        // The second message of a pair may have to wait until the first is received.
-        let is_second = earlier
-            .map(|it| (it.call.root, it.call.peer))
-            .any(|it| it == pair);
-        let place = engine.find_cached(call, entry.host_buffers()?)?;
-        if is_second || !engine.is_independent_message(place) {
-            return None;
-        }
-        places.push(place);
+    reports: &mut [Option<Report>],
+) -> Result<()> {
+    let all_are_messages = || calls.iter().all(|it| it.call.collective.is_message());
+    if comm.gpu_context().is_some() || !all_are_messages() {
+        return Ok(());
     }
-    let mut reports = vec![None; calls.len()];
-    for sends in [true, false] {
-        for (index, entry) in calls.iter_mut().enumerate() {
-            if (entry.call.root == comm.rank()) != sends {
+    // While another thread has the engine, the group waits for it as other groups do.
+    let Ok(mut engine) = comm.host_engine()?.try_lock() else {
+        return Ok(());
+    };
+    let Some(places) = cached_places(comm, &mut engine, calls) else {
+        return Ok(());
+    };
+    let mut ran = Ok(());
+    for look in 0..=engine.looks() {
+        let mut waits = false;
+        for ((entry, report), &place) in calls.iter_mut().zip(&mut *reports).zip(&places) {
+            let sends = entry.call.root == comm.rank();
+            if report.is_some() || sends != (look == 0) || ran.is_err() {
+                waits |= report.is_none();
                 continue;
             }
-            let Some(Buffers::Host(buffers)) = &mut entry.buffers else {
-                continue;
-            };
-            let begun = comm.start_clock(stats::call_bytes(&entry.call, comm.nranks()));
-            match engine.run_cached(places[index], buffers, begun) {
-                Ok(report) => reports[index] = Some(report),
-                Err(error) => {
-                    drop(engine);
-                    return Some(comm.fail_on_error(Err(error)));
-                }
+            if let Some(Buffers::Host(buffers)) = &mut entry.buffers
+                && engine.is_ready_message(place)
+            {
+                // The times of calls in groups are not counted.
+                ran = engine.run_cached(place, buffers, None).map(|done| {
+                    *report = Some(done);
+                    entry.buffers = None;
+                });
+            } else {
+                waits = true;
             }
         }
+        if !waits {
+            break;
+        }
+        std::hint::spin_loop();
     }
-    Some(Ok(reports.into_iter().flatten().collect()))
+    drop(engine);
+    comm.fail_on_error(ran)
 }
 
-/// Caches the messages of a group that has run, so that groups of equal messages plan nothing.
-pub(super) fn cache_messages(calls: &[GroupCall<'_>], reports: &[Report]) -> Result<()> {
-    for (entry, report) in calls.iter().zip(reports) {
-        let GroupCall {
-            comm,
-            call,
-            admission,
-            ..
-        } = entry;
-        let reason = admission.decision.raw_reason;
-        if let (true, None, Some(reason)) =
-            (call.collective.is_message(), comm.gpu_context(), reason)
-        {
-            let request = call.resolve(admission.decision.codec);
-            let counts = || comm.count_repeats(call, reason, report);
-            comm.engine()?.cache_call(call, &request, report, counts);
-        }
+/// Number of messages above which a group is not looked up in the cache.
+const MOST_REPEATED: usize = 64;
+
+/// Returns the places of all messages in the cache; `None` if one is missing, or could wait for another message of the
+/// group.
+fn cached_places(
+    comm: &Communicator,
+    engine: &mut HostEngine,
+    calls: &[GroupCall<'_>],
+) -> Option<Vec<usize>> {
+    let pair = |it: &GroupCall<'_>| (it.call.root, it.call.peer);
+    // The second message of a pair may have no room before the peer has received the first.
+    let is_second = |at: usize| calls[..at].iter().any(|it| pair(it) == pair(&calls[at]));
+    if calls.len() > MOST_REPEATED || (0..calls.len()).any(is_second) {
+        return None;
     }
-    Ok(())
+    let place = |entry: &GroupCall<'_>| {
+        let place = engine.find_cached(&entry.call, entry.host_buffers()?)?;
+        let receives = entry.call.root != comm.rank();
+        (receives || engine.is_ready_message(place)).then_some(place)
+    };
+    calls.iter().map(place).collect()
 }
 
 /// Finds the small calls of `comm` that are fused.
@@ -237,6 +244,7 @@ impl<'c, 'p> HostRun<'c, 'p> {
                 done &= progress.done;
             }
             if done {
+                self.cache_messages(&results);
                 return Ok(());
             }
             if moved {
@@ -253,6 +261,29 @@ impl<'c, 'p> HostRun<'c, 'p> {
                 comm.fail_on_error(batch.idle(engine, scans, turns))?;
             }
             scans += 1;
+        }
+    }
+}
+
+impl HostRun<'_, '_> {
+    /// Caches the messages that have run, so that a group of equal messages plans nothing.
+    fn cache_messages(&mut self, results: &GroupResults<'_, '_>) {
+        for HostBatch { comm, engine, .. } in &mut self.batches {
+            for (entry, report) in results.calls.iter().zip(&*results.reports) {
+                let GroupCall {
+                    call, admission, ..
+                } = entry;
+                let reason = admission.decision.raw_reason;
+                if let (true, Some(reason), Some(report)) = (
+                    entry.is_of(comm) && call.collective.is_message(),
+                    reason,
+                    report,
+                ) {
+                    let request = call.resolve(admission.decision.codec);
+                    let counts = || comm.count_repeats(call, reason, report);
+                    engine.cache_call(call, &request, report, counts);
+                }
+            }
         }
     }
 }

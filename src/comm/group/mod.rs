@@ -170,16 +170,18 @@ impl<'a> Group<'a> {
         let count = self.calls.len();
         let _range = nvtx::range(|| format!("group of {count} calls"), 0);
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
-        if let [comm] = comms[..]
-            && let Some(ended) = host::run_repeated_messages(comm, &mut self.calls)
-        {
-            return ended;
+        let mut reports = vec![None; self.calls.len()];
+        if let [comm] = comms[..] {
+            host::run_repeated_messages(comm, &mut self.calls, &mut reports)?;
+        }
+        let is_repeated: Vec<bool> = reports.iter().map(Option::is_some).collect();
+        if !is_repeated.contains(&false) {
+            return Ok(reports.into_iter().flatten().collect());
         }
         let mut hosts = HostCalls::find(&self.calls, &comms)?;
         let run = HostRun::plan(&mut hosts, &mut self.calls)?;
         // GPU calls are queued only after every check that can refuse the group. Otherwise a
         // program that makes a refused group again would queue them twice.
-        let mut reports = vec![None; self.calls.len()];
         gpu::queue(&mut self.calls, &comms, &mut reports)?;
         run.drive(&mut self.calls, &mut reports)
             .inspect_err(|error| fail_all(&comms, error))?;
@@ -188,11 +190,11 @@ impl<'a> Group<'a> {
             .into_iter()
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect::<Result<_>>()?;
-        for (entry, report) in self.calls.iter().zip(&reports) {
+        let ended = self.calls.iter().zip(&reports).zip(is_repeated);
+        for ((entry, report), _) in ended.filter(|(_, is_repeated)| !is_repeated) {
             let decision = &entry.admission.decision;
             entry.comm.count_call(&entry.call, decision, report, None);
         }
-        host::cache_messages(&self.calls, &reports)?;
         Ok(reports)
     }
 

@@ -15,7 +15,7 @@ use super::state::{Chain, Chunk, InputStats, TILE, ZeroCopyProgress};
 use super::step::{StepPath, StepWork};
 use super::wait::WaitClock;
 use crate::codec::RoundingRandom;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mem::UserBuffers;
 use crate::plan::Request;
 use crate::recorder::RepeatedCall;
@@ -67,12 +67,12 @@ impl HostEngine {
             .map(|visit| {
                 let step = &plan.schedule.steps[visit.step];
                 let chunk = Chunk::of(&plan, rank, 0, visit.step, step);
-                let sum = (request.op, &*arithmetic, chained);
+                let path = StepPath::of(&plan, step, &chunk, (request.op, &arithmetic, chained));
                 chained = step.more;
                 CachedStep {
                     index: visit.step,
                     chunk,
-                    path: StepPath::of(&plan, step, &chunk, sum),
+                    path,
                 }
             })
             .collect();
@@ -102,9 +102,8 @@ impl HostEngine {
         cached.extents.fit(buffers).then_some(at)
     }
 
-    /// Returns whether the cached call at `at` is a message that waits for no other message of its group: this rank
-    /// receives it, or can send it at once.
-    pub fn is_independent_message(&mut self, at: usize) -> bool {
+    /// Returns whether the cached call at `at` is a message that this rank can send or receive now.
+    pub fn is_ready_message(&mut self, at: usize) -> bool {
         let Some(cached) = self.cache.get(at) else {
             return false;
         };
@@ -112,15 +111,19 @@ impl HostEngine {
             return false;
         };
         let step = &cached.plan.schedule.steps[*index];
+        let moves = match path {
+            StepPath::SendInput { .. } | StepPath::StoreMessage { .. } => true,
+            StepPath::AddPair { .. } | StepPath::General => false,
+        };
         cached.call.collective.is_message()
+            && moves
             && !cached.flushes
-            && match path {
-                StepPath::SendInput { .. } => {
-                    matches!(is_runnable(&mut self.links, 0, step), Ok(true))
-                }
-                StepPath::StoreMessage { .. } => true,
-                StepPath::AddPair { .. } | StepPath::General => false,
-            }
+            && matches!(is_runnable(&mut self.links, 0, step), Ok(true))
+    }
+
+    /// Returns how often it is worth looking for messages before a wait.
+    pub fn looks(&self) -> u32 {
+        self.links.waiter.spins().max(1)
     }
 
     /// Runs the cached call at `at`, of [`HostEngine::find_cached`], until it ends, and counts it, with the time since
@@ -154,7 +157,8 @@ impl HostEngine {
             ..
         } = cached;
         header.signature[SEQUENCE_WORD] = self.next_sequence(&cached.request);
-        let mut record = CallRecord::default();
+        // A first message that can be sent at once travels while the call is recorded.
+        let mut record = RunRecord::default();
         for cached_step in &cached.steps {
             let &CachedStep { index, path, .. } = cached_step;
             let chunk = &cached_step.chunk;
@@ -165,7 +169,7 @@ impl HostEngine {
                     let input = buffers.input(from, bytes);
                     // All messages of a step need room before the first leaves: while this rank waited with a part of
                     // them sent, a receiver of that part could wait for a receiver of the rest.
-                    if step.send_to.len() > 1 && !self.is_ready(step)? {
+                    if step.send_to.len() > 1 && !matches!(self.is_ready(step), Ok(true)) {
                         record.begin(self, header);
                         self.await_step(index, step, &header.signature)?;
                     }
@@ -223,8 +227,7 @@ impl HostEngine {
         Ok(())
     }
 
-    /// Sends a part of the input to rank `to`, the only receiver of the step or one of several that have room. A first
-    /// message that can be sent at once travels while the call is recorded.
+    /// Sends a part of the input to rank `to`, the only receiver of the step or one of several that have room.
     #[inline]
     fn send(
         &mut self,
@@ -232,17 +235,19 @@ impl HostEngine {
         (index, step): (usize, &Step),
         header: &Header,
         input: &[u8],
-        record: &mut CallRecord,
+        record: &mut RunRecord,
     ) -> Result<()> {
         loop {
-            let sent = match &mut self.links.sends[to] {
-                Some(end) => end.send(header, input),
-                None => Ok(true),
+            let Some(end) = &mut self.links.sends[to] else {
+                return Err(Error::internal("a step sends to its own rank"));
             };
+            let sent = end.send(header, input);
+            if !matches!(sent, Ok(true)) {
+                record.begin(self, header);
+            }
             if sent.map_err(|error| self.explain_break(error, step))? {
                 return Ok(());
             }
-            record.begin(self, header);
             self.await_step(index, step, &header.signature)?;
         }
     }
@@ -262,11 +267,11 @@ impl HostEngine {
         let mut looks = self.links.waiter.spins();
         loop {
             let Some(end) = &mut self.links.recvs[from] else {
-                return Ok(());
+                return Err(Error::internal("a step receives from its own rank"));
             };
             match end.message() {
                 Ok(Some((found, payload))) => {
-                    if found.signature != header.signature || payload.len() != bytes {
+                    if found.signature != header.signature || found.bytes as usize != bytes {
                         return self.check_header(from, &found, &header.signature, step, bytes);
                     }
                     work(payload);
@@ -346,12 +351,12 @@ impl HostEngine {
 
 /// Whether a run of a cached call is recorded yet, and its number in the flight recorder.
 #[derive(Default)]
-struct CallRecord {
+struct RunRecord {
     has_begun: bool,
     number: Option<u64>,
 }
 
-impl CallRecord {
+impl RunRecord {
     /// Records the begin of the call, once.
     #[inline]
     fn begin(&mut self, engine: &mut HostEngine, header: &Header) {
