@@ -10,8 +10,9 @@
 //! HostEngine       what calls share: connections, planner, scratch memory, kept scales and residuals
 //! ```
 //! `Run::poll` executes each step whose messages have arrived and whose slots are free. It never blocks, so
-//! that one thread can drive several communicators. Cached calls bypass it: they run alone and block. Nothing
-//! on these paths allocates or locks per step.
+//! that one thread can drive several communicators. Cached calls bypass it: they run alone and block; the
+//! messages of a group run as cached calls while none of them has to wait. Nothing on these paths allocates or
+//! locks per step.
 
 mod batch;
 mod cached_run;
