@@ -420,3 +420,32 @@ fn groups_of_repeated_messages_are_counted_and_recorded_once() {
     });
     assert_eq!(numbers, [(100, 100), (50, 50), (50, 50)]);
 }
+
+#[test]
+fn mismatch_of_repeated_messages_of_a_group_names_both_counts() {
+    let errors = local_world(2, &Config::default(), |comm| {
+        let mut found = None;
+        for turn in 0..5 {
+            // Rank 1 sends an element less in the last turn.
+            let count = COUNT - usize::from(turn == 4 && comm.rank() == 1);
+            let call = Call {
+                root: 1,
+                ..Call::new(Collective::SendRecv, DType::F32, count)
+            };
+            let mut values = numbers(1, turn, 0);
+            let buffers = match comm.rank() {
+                0 => UserBuffers::new(&[], bytes_of_mut(&mut values)),
+                _ => UserBuffers::new(bytes_of(&values[..count]), &mut []),
+            };
+            let mut group = Group::new();
+            group.add(comm, &call, buffers).unwrap();
+            found = group.run().err();
+        }
+        found
+    });
+    let error = errors[0].as_ref().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    for part in ["rank 0", "rank 1", "of 37 f32", "of 36 f32"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+}

@@ -54,8 +54,8 @@ pub(super) fn run_repeated_messages(
     calls: &mut [GroupCall<'_>],
     reports: &mut [Option<Report>],
 ) -> Result<()> {
-    let all_are_messages = || calls.iter().all(|it| it.call.collective.is_message());
-    if comm.gpu_context().is_some() || !all_are_messages() {
+    let mut collectives = calls.iter().map(|it| it.call.collective);
+    if comm.gpu_context().is_some() || !collectives.all(|it| it.is_message()) {
         return Ok(());
     }
     // While another thread has the engine, the group waits for it as other groups do.
@@ -263,9 +263,7 @@ impl<'c, 'p> HostRun<'c, 'p> {
             scans += 1;
         }
     }
-}
 
-impl HostRun<'_, '_> {
     /// Caches the messages that have run, so that a group of equal messages plans nothing.
     fn cache_messages(&mut self, results: &GroupResults<'_, '_>) {
         for HostBatch { comm, engine, .. } in &mut self.batches {

@@ -9,11 +9,10 @@ use crate::config::{Config, FileChoice};
 use crate::cpu::Isa;
 use crate::gpu::abi;
 use crate::mem::{PeerBufferLayout, UserBuffers};
-use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
-use crate::schedule::Groups;
-use crate::testing::{Data, Pattern, local_world};
+use crate::plan::{GpuLimits, Limits, Planner, Request, Resident};
+use crate::testing::{Data, Pattern, gpu_limits, local_world, plan_request};
 use crate::topology::{MachineGraph, PeerAccess, RankTopology, read_xml};
-use crate::types::{Algorithm, CallTuning, Collective, DType, Fused, ReduceOp, TransportKind};
+use crate::types::{Algorithm, Collective, DType};
 use std::sync::Arc;
 
 const COUNT: usize = 100_003;
@@ -30,38 +29,16 @@ fn limits(file: &str) -> Limits {
     let topology = RankTopology::new(&graph, &gpus, &PeerAccess::Rule).unwrap();
     let shape = PeerBufferLayout::new(8, 64 << 20, 64).unwrap();
     Limits {
-        nranks: 8,
-        slot_bytes: 0,
         slots: 4,
-        channels: 64,
         algorithm: Some(Algorithm::Hierarchical),
-        machine: MachineFacts {
-            transport: TransportKind::Cuda,
-            inside: TransportKind::Cuda,
-            oversubscribed: false,
-            measured: None,
-        },
-        hosts: Groups::ONE,
         topology: Some(Arc::new(topology)),
         gpu: Some(GpuLimits::new(&shape, Resident::both(16), 64)),
+        ..gpu_limits(8, 16)
     }
 }
 
 fn request(collective: Collective, codec: &str) -> Request {
-    Request {
-        collective,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        count: COUNT,
-        root: 0,
-        peer: 0,
-        codec: codec.parse().unwrap(),
-        algorithm: None,
-        tuning: CallTuning::AUTO,
-        tensor: None,
-        feedback: None,
-        fused: Fused::ALONE,
-    }
+    plan_request(collective, COUNT, codec)
 }
 
 fn data() -> Data {

@@ -7,7 +7,8 @@ use crate::gpu_links::PairLinks;
 use crate::mem::PeerBufferLayout;
 use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Groups;
-use crate::types::{Algorithm, CallTuning, Collective, DType, Fused, Kernel, TransportKind};
+use crate::testing::plan_request;
+use crate::types::{Algorithm, Collective, Kernel, TransportKind};
 
 /// Returns the numbers of launches of all ranks; the error of the first rank that has one.
 fn launches(case: &Case, nranks: usize) -> Result<Vec<usize>> {
@@ -140,18 +141,8 @@ fn planner_has_kernels_for_every_call_of_many_ranks() {
                 (1 << 18, "linear8"),
             ] {
                 let request = Request {
-                    collective,
-                    dtype: DType::F32,
-                    op: ReduceOp::Sum,
-                    count,
-                    root: 0,
                     peer: nranks / 2,
-                    codec: codec.parse().unwrap(),
-                    algorithm: None,
-                    tuning: CallTuning::AUTO,
-                    tensor: None,
-                    feedback: None,
-                    fused: Fused::ALONE,
+                    ..plan_request(collective, count, codec)
                 };
                 let what =
                     format!("{collective} of {count} by {codec} on {groups}, {nranks} ranks");
@@ -167,18 +158,8 @@ fn planner_has_kernels_for_every_call_of_many_ranks() {
             }
         }
         let direct = Request {
-            collective: Collective::AllReduce,
-            dtype: DType::F32,
-            op: ReduceOp::Sum,
-            count: 1000,
-            root: 0,
-            peer: 0,
-            codec: "raw".parse().unwrap(),
             algorithm: Some(Algorithm::Direct),
-            tuning: CallTuning::AUTO,
-            tensor: None,
-            feedback: None,
-            fused: Fused::ALONE,
+            ..plan_request(Collective::AllReduce, 1000, "raw")
         };
         let refused = planners[0].plan(&direct).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported);

@@ -14,8 +14,8 @@ use crate::gpu_links::PairLinks;
 use crate::mem::PeerBufferLayout;
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{MockMachine as Gpus, Process};
-use crate::testing::{Data, Pattern, Problem};
-use crate::types::{Algorithm, CallTuning, CodecSpec, DType, Fused, ReduceOp, Scalar};
+use crate::testing::{Data, Pattern, Problem, plan_request};
+use crate::types::{Algorithm, CodecSpec, DType, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -261,23 +261,17 @@ impl Connections for Wires {
 }
 
 pub(super) fn request(problem: &Problem, codec: &str) -> Request {
+    let request = plan_request(problem.collective, problem.count, codec);
     Request {
-        collective: problem.collective,
         dtype: problem.dtype,
         op: problem.op,
-        count: problem.count,
         root: problem.root,
         peer: if problem.collective == Collective::SendRecv {
             problem.peer
         } else {
             0
         },
-        codec: codec.parse().unwrap(),
-        algorithm: None,
-        tuning: CallTuning::AUTO,
-        tensor: None,
-        feedback: None,
-        fused: Fused::ALONE,
+        ..request
     }
 }
 
