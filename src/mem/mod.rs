@@ -14,6 +14,7 @@ pub use gpu::{
 };
 pub use region::Region;
 pub use slots::{
-    COUNTER_BYTES, Consumer, FifoPlaces, FifoShape, Header, LINE_BYTES, Place, Producer,
+    COUNTER_BYTES, Consumer, FifoPlaces, FifoShape, Fill, Header, LINE_BYTES, Place, Producer,
+    Wishes,
 };
 pub use user::{UserBuffers, bytes_of, bytes_of_mut};

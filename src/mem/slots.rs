@@ -12,6 +12,10 @@
 //! because the prefetcher fetches pairs. Counters are 64-bit and never reset. Each side indexes by its own
 //! counters, and checks the other side's counter against local geometry before it uses it.
 
+mod wishes;
+
+pub use wishes::Wishes;
+
 use super::region::Region;
 use crate::cpu::{prefetch, prefetch_to_write};
 use crate::error::{Error, ErrorKind, Result};
@@ -22,7 +26,7 @@ use std::sync::Arc;
 /// Bytes that a counter occupies: a pair of cache lines, so that no other data share them.
 pub const COUNTER_BYTES: usize = 128;
 
-/// Bytes before the payload of a slot: the header's cache line.
+/// Bytes before the payload of a slot: a cache line for header and number.
 pub const LINE_BYTES: usize = 64;
 
 /// The header before the payload of every message.
@@ -36,7 +40,7 @@ pub struct Header {
     pub crc: u32,
 }
 
-/// A header in a slot's line, without the message number.
+/// A slot's line, without the message number.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct SlotLine {
@@ -45,10 +49,23 @@ struct SlotLine {
     crc: u32,
 }
 
+/// How the sender wrote the payload of a message. A receiver that measures it asks the sender for the faster way.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fill {
+    /// Nanoseconds that the write took; 0 if it was not measured.
+    pub nanoseconds: u32,
+    /// 1 if the stores went past the caches, else 0.
+    pub streamed: u32,
+}
+
 /// Offset of the message number in a line. Message m of a FIFO has arrived when the number is m + 1.
 const NUMBER_AT: usize = size_of::<SlotLine>();
 
-const _: () = assert!(NUMBER_AT + size_of::<u64>() <= LINE_BYTES);
+/// Offset of the [`Fill`] in a line.
+const FILL_AT: usize = NUMBER_AT + size_of::<u64>();
+
+const _: () = assert!(FILL_AT + size_of::<Fill>() <= LINE_BYTES);
 
 /// Number and size of the slots of a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +173,13 @@ impl FifoMemory {
         // SAFETY: the word lies inside the line at a multiple of 8, and is accessed atomically only. `places`
         // holds the region, which keeps the word mapped.
         unsafe { &*self.line(number).add(NUMBER_AT).cast::<AtomicU64>() }
+    }
+
+    /// Returns the place of the note how message `number` was written.
+    #[inline]
+    fn fill(&self, number: u64) -> *mut Fill {
+        // SAFETY: the place lies inside the line, at a multiple of 8.
+        unsafe { self.line(number).add(FILL_AT).cast() }
     }
 
     /// Asks for the lines of message `number` that every message writes, so that this core owns both when it writes. If it
@@ -335,6 +359,15 @@ impl Producer {
     /// If the slot is not known to be free, or `header.bytes` exceeds it.
     #[inline]
     pub fn publish(&mut self, header: Header) {
+        self.publish_filled(header, Fill::default());
+    }
+
+    /// Publishes the next slot to the consumer, with a note how it was filled.
+    ///
+    /// # Panics
+    /// See [`Producer::publish`].
+    #[inline]
+    pub fn publish_filled(&mut self, header: Header, fill: Fill) {
         let number = self.check(0);
         assert!(
             header.bytes as usize <= self.memory.shape.slot_bytes,
@@ -348,7 +381,10 @@ impl Producer {
             crc: header.crc,
         };
         // SAFETY: `check` proves that the slot belongs to this end; `FifoMemory::new` aligned its line to 64 bytes.
-        unsafe { self.memory.line(number).cast::<SlotLine>().write(line) };
+        unsafe {
+            self.memory.line(number).cast::<SlotLine>().write(line);
+            self.memory.fill(number).write(fill);
+        }
         self.cursor.publish(self.memory.number(number));
         self.memory.own_soon(number + 1);
     }
@@ -375,6 +411,8 @@ pub struct Consumer {
     cursor: RecvCursor,
     /// Header of the next message. It is copied once, because the peer could change it after the check.
     current: Option<Header>,
+    /// How the next message was written.
+    fill: Fill,
 }
 
 impl Consumer {
@@ -390,6 +428,7 @@ impl Consumer {
             memory: FifoMemory::new(shape, places),
             cursor: RecvCursor::default(),
             current: None,
+            fill: Fill::default(),
         }
     }
 
@@ -405,7 +444,8 @@ impl Consumer {
         if self.cursor.known() == 0 && !self.poll()? {
             return Ok(false);
         }
-        self.current = Some(self.read_header(0)?);
+        let (header, fill) = self.read_line(0)?;
+        (self.current, self.fill) = (Some(header), fill);
         Ok(true)
     }
 
@@ -438,6 +478,12 @@ impl Consumer {
         self.current.unwrap_or_default()
     }
 
+    /// Returns how the next message was written, after `ready` returned true.
+    #[inline]
+    pub fn fill(&self) -> Fill {
+        self.fill
+    }
+
     /// Returns the payload of the next message after `ready` has returned true; empty before.
     #[inline]
     pub fn payload(&self) -> &[u8] {
@@ -453,7 +499,7 @@ impl Consumer {
     /// If [`Consumer::available`] has not seen it.
     #[inline]
     pub fn message(&self, ahead: usize) -> Result<(Header, &[u8])> {
-        let header = self.read_header(ahead)?;
+        let (header, _) = self.read_line(ahead)?;
         Ok((header, self.bytes(ahead, header.bytes)))
     }
 
@@ -475,13 +521,17 @@ impl Consumer {
     }
 
     #[inline]
-    fn read_header(&self, ahead: usize) -> Result<Header> {
+    fn read_line(&self, ahead: usize) -> Result<(Header, Fill)> {
         assert!(ahead < self.cursor.known(), "a message that is not there");
-        let line = self.memory.line(self.cursor.taken + ahead as u64);
+        let number = self.cursor.taken + ahead as u64;
+        let (line, fill) = (self.memory.line(number), self.memory.fill(number));
         // SAFETY: the assertion keeps the line inside the FIFO, and `FifoMemory::new` aligned it.
         // The read is volatile because a faulty peer may write meanwhile, so that the value must be
         // read only once.
-        let line = unsafe { line.cast::<SlotLine>().read_volatile() };
+        let (line, fill) = unsafe {
+            let line = line.cast::<SlotLine>().read_volatile();
+            (line, fill.read_volatile())
+        };
         if line.bytes as usize > self.memory.shape.slot_bytes {
             return Err(Error::new(
                 ErrorKind::Mismatch,
@@ -493,17 +543,18 @@ impl Consumer {
                 ),
             ));
         }
-        Ok(Header {
+        let header = Header {
             bytes: line.bytes,
             signature: line.signature,
             crc: line.crc,
-        })
+        };
+        Ok((header, fill))
     }
 
     #[inline]
     fn bytes(&self, ahead: usize, bytes: u32) -> &[u8] {
         let payload = self.memory.payload(self.cursor.taken + ahead as u64);
-        // SAFETY: `read_header` checked that `bytes` does not exceed a slot when it read the header.
+        // SAFETY: `read_line` checked that `bytes` does not exceed a slot when it read the line.
         unsafe { std::slice::from_raw_parts(payload, bytes as usize) }
     }
 }
@@ -512,56 +563,4 @@ impl Consumer {
 mod tests;
 
 #[cfg(all(test, loom))]
-mod models {
-    use super::*;
-    use loom::cell::UnsafeCell;
-
-    const DEPTH: usize = 2;
-    const MESSAGES: u64 = 4;
-
-    struct ModelFifo {
-        numbers: [AtomicU64; DEPTH],
-        head: AtomicU64,
-        slots: [UnsafeCell<u64>; DEPTH],
-    }
-
-    /// Passes values through slots. loom reports an access to a slot that the counters do not
-    /// order; the assertion finds a wrong value.
-    #[test]
-    fn loom_slots_are_handed_over_and_back() {
-        loom::model(|| {
-            let shared = Arc::new(ModelFifo {
-                numbers: std::array::from_fn(|_| AtomicU64::new(0)),
-                head: AtomicU64::new(0),
-                slots: Default::default(),
-            });
-            let there = shared.clone();
-            let sender = loom::thread::spawn(move || {
-                let mut cursor = SendCursor::default();
-                for value in 0..MESSAGES {
-                    while cursor.known(DEPTH) == 0 {
-                        cursor.refresh(&there.head).unwrap();
-                        loom::thread::yield_now();
-                    }
-                    let index = cursor.sent as usize & (DEPTH - 1);
-                    let slot = &there.slots[index];
-                    // SAFETY: loom fails the test if another thread accesses the slot.
-                    slot.with_mut(|slot| unsafe { *slot = value + 100 });
-                    cursor.publish(&there.numbers[index]);
-                }
-            });
-            let mut cursor = RecvCursor::default();
-            for value in 0..MESSAGES {
-                let index = cursor.taken as usize & (DEPTH - 1);
-                while !cursor.poll(&shared.numbers[index], DEPTH).unwrap() {
-                    loom::thread::yield_now();
-                }
-                let slot = &shared.slots[index];
-                // SAFETY: loom fails the test if another thread accesses the slot.
-                assert_eq!(slot.with(|slot| unsafe { *slot }), value + 100);
-                cursor.release(&shared.head);
-            }
-            sender.join().unwrap();
-        });
-    }
-}
+mod models;

@@ -12,6 +12,10 @@ pub trait SendEnd: Send + std::fmt::Debug {
     /// Remote, naming the peer, if the connection is broken.
     fn ready(&mut self) -> Result<bool>;
 
+    /// Announces the payload bytes of the message that the caller fills next, so that the end can choose how. Requires that
+    /// `ready` returned true; `slot` comes next.
+    fn begin(&mut self, _bytes: usize) {}
+
     /// Returns the payload of the free slot, 64-byte aligned. Requires that `ready` returned true.
     fn slot(&mut self) -> &mut [u8];
 
@@ -21,6 +25,12 @@ pub trait SendEnd: Send + std::fmt::Debug {
     /// Hands the slot to the receiver.
     fn publish(&mut self, header: Header);
 
+    /// Copies a complete payload to the free slot, and hands the slot to the receiver. Requires that `ready` returned true.
+    fn put(&mut self, header: &Header, payload: &[u8]) {
+        self.slot()[..payload.len()].copy_from_slice(payload);
+        self.publish(*header);
+    }
+
     /// Sends a message whose payload is complete. Returns false, and does nothing, if no slot is free.
     ///
     /// # Errors
@@ -29,8 +39,7 @@ pub trait SendEnd: Send + std::fmt::Debug {
         if !self.ready()? {
             return Ok(false);
         }
-        self.slot()[..payload.len()].copy_from_slice(payload);
-        self.publish(*header);
+        self.put(header, payload);
         Ok(true)
     }
 

@@ -125,16 +125,37 @@ impl StepWork<'_, '_> {
             self.tile = self.chunk.elements.max(1);
         }
         let sources = Sources::new(&links.recvs, base, step);
-        let target = match step.send_to.first() {
-            Some(&to) if header.is_some() => links.sends[base + to as usize].as_deref_mut(),
-            _ => None,
-        };
-        self.apply(&sources, target, chain);
-        chain.leave(step, chained, self.scratch);
-        if let Some(header) = header {
-            let checks_data = links.checks_data;
-            publish(&mut links.sends, base, step, header, checks_data);
+        let sends = &mut links.sends;
+        let given = self.chunk.given;
+        match header {
+            // The whole message exists already, so no slot of one receiver is read to fill those of others.
+            Some(mut header) if self.sends_input(&sources, chain) => {
+                let from = self.chunk.input.unwrap_or(0) * self.size();
+                let payload = self.buffers.input(from, given);
+                put(sends, base, step, (&mut header, payload), links.checks_data);
+                if step.writes() {
+                    self.copy();
+                }
+            }
+            Some(mut header) if step.op == Op::RecvCopySend => {
+                let payload = &sources.payloads[0][..given];
+                put(sends, base, step, (&mut header, payload), links.checks_data);
+                if step.writes() {
+                    self.recv(&sources);
+                }
+            }
+            Some(header) => {
+                let first = step.send_to.first();
+                let mut target = first.and_then(|&to| sends[base + to as usize].as_deref_mut());
+                if let Some(end) = &mut target {
+                    end.begin(given);
+                }
+                self.apply(&sources, target, chain);
+                publish(sends, base, step, header, links.checks_data);
+            }
+            None => self.apply(&sources, None, chain),
         }
+        chain.leave(step, chained, self.scratch);
         // Every step of a forwarding chain sends the one received message, so only the last step
         // frees its slot.
         if !(step.more && step.op == Op::RecvCopySend) {
@@ -156,12 +177,8 @@ impl StepWork<'_, '_> {
             Op::Recv => self.recv(sources),
             Op::Copy => self.copy(),
             Op::Reduce => self.reduce_into_output(),
-            Op::RecvCopySend => {
-                self.forward(sources, target);
-                if self.step.writes() {
-                    self.recv(sources);
-                }
-            }
+            // Without sends; see `execute`.
+            Op::RecvCopySend => self.recv(sources),
             Op::RecvReduceCopy
             | Op::RecvReduceSend
             | Op::RecvReduceCopySend
@@ -171,18 +188,22 @@ impl StepWork<'_, '_> {
         }
     }
 
+    /// Returns whether the step's message is the input's chunk as it is.
+    fn sends_input(&self, sources: &Sources<'_>, chain: &Chain) -> bool {
+        let is_input = match self.step.op {
+            Op::Send => true,
+            op => op.sums() && self.sum_path(sources, chain) == SumPath::CopyInput,
+        };
+        // In a hierarchical call, a raw send inside a host still collects the input's statistics if there is
+        // a codec between hosts, and vice versa.
+        let observes = self.notes_input() && self.stats.wanted;
+        is_input && self.gives.is_none() && !self.premultiplied() && !observes
+    }
+
     /// Sends the input's chunk.
     fn send(&mut self, target: Target<'_>) {
         let Some(end) = target else { return };
         let bytes = self.chunk.given;
-        // In a hierarchical call, a raw send inside a host still collects the input's statistics if there is
-        // a codec between hosts, and vice versa.
-        let observes = self.notes_input() && self.stats.wanted;
-        if self.gives.is_none() && !self.premultiplied() && !observes {
-            let from = self.chunk.input.unwrap_or(0) * self.size();
-            self.buffers.read_input(from, &mut end.slot()[..bytes]);
-            return;
-        }
         for (at, n) in self.tiles() {
             self.load(at, n, Operand::Sum);
             let wire = &mut end.slot()[..bytes];
@@ -217,14 +238,6 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Forwards the received message unchanged.
-    fn forward(&mut self, sources: &Sources<'_>, target: Target<'_>) {
-        if let (Some(payload), Some(end)) = (sources.iter().next(), target) {
-            let bytes = self.chunk.taken;
-            end.slot()[..bytes].copy_from_slice(&payload[..bytes]);
-        }
-    }
-
     /// Copies the input's chunk to the output.
     fn copy(&mut self) {
         if self.notes_input() && self.stats.wanted {
@@ -255,8 +268,26 @@ impl StepWork<'_, '_> {
     }
 }
 
-/// Copies the first receiver's message into the slots of the other receivers, and publishes all of them. With
-/// `checks_data` the header gets the CRC-32C of the payload.
+/// Sends a payload to all receivers of a step, whose slots are free. With `checks_data` the header gets its CRC-32C.
+fn put(
+    sends: &mut [Option<Box<dyn SendEnd>>],
+    base: usize,
+    step: &Step,
+    (header, payload): (&mut Header, &[u8]),
+    checks_data: bool,
+) {
+    if checks_data {
+        header.crc = crc32c::crc32c(payload);
+    }
+    for &to in step.send_to.iter() {
+        if let Some(end) = &mut sends[base + to as usize] {
+            end.put(header, payload);
+        }
+    }
+}
+
+/// Sends the first receiver's message, which is in its slot, to the other receivers, and publishes it. With `checks_data`
+/// the header gets the CRC-32C of the payload.
 fn publish(
     sends: &mut [Option<Box<dyn SendEnd>>],
     base: usize,
@@ -274,8 +305,7 @@ fn publish(
     }
     for &other in others {
         if let Ok([Some(from), Some(to)]) = sends.get_disjoint_mut([first, base + other as usize]) {
-            to.slot()[..bytes].copy_from_slice(&from.written()[..bytes]);
-            to.publish(header);
+            to.put(&header, &from.written()[..bytes]);
         }
     }
     if let Some(end) = &mut sends[first] {

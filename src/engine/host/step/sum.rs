@@ -59,6 +59,27 @@ impl SumPath {
 }
 
 impl StepWork<'_, '_> {
+    /// Returns whether this step completes its sum.
+    fn completes(&self, chain: &Chain) -> bool {
+        !chain.complete && (!self.step.more || !self.step.send_to.is_empty())
+    }
+
+    /// Returns whether this step divides its sum, which is an average's.
+    fn divides(&self, chain: &Chain) -> bool {
+        self.completes(chain) && self.op == ReduceOp::Avg && self.step.op.is_final()
+    }
+
+    /// Returns how this step forms its sum.
+    pub(super) fn sum_path(&self, sources: &Sources<'_>, chain: &Chain) -> SumPath {
+        SumPath::of(
+            self.step,
+            self.arithmetic,
+            sources.len,
+            (self.step.more || chain.started, self.divides(chain)),
+            (self.takes.is_some(), self.gives.is_some()),
+        )
+    }
+
     /// Forms the step's sum, sends it to the step's peers, and stores it if the step writes the output.
     pub(super) fn recv_reduce(
         &mut self,
@@ -67,17 +88,9 @@ impl StepWork<'_, '_> {
         chain: &mut Chain,
     ) {
         let step = self.step;
-        let completes = !chain.complete && (!step.more || !step.send_to.is_empty());
-        let divides = completes && self.op == ReduceOp::Avg && step.op.is_final();
-        let chained = step.more || chain.started;
-        let coded = (self.takes.is_some(), self.gives.is_some());
-        match SumPath::of(
-            step,
-            self.arithmetic,
-            sources.len,
-            (chained, divides),
-            coded,
-        ) {
+        let completes = self.completes(chain);
+        let divides = self.divides(chain);
+        match self.sum_path(sources, chain) {
             SumPath::CopyInput => {
                 self.send(target);
                 if step.writes() {

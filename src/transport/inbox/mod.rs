@@ -10,11 +10,13 @@
 //! Senders write into the receiver's memory, so that a byte crosses the bus once. FIFOs of ranks with
 //! another transport stay untouched and take address space only.
 
-use super::{Header, RecvEnd, SendEnd};
+mod ends;
+mod way_choice;
+
+pub(super) use ends::{InboxRecv, InboxSend};
+
 use crate::error::Result;
-use crate::mem::{
-    COUNTER_BYTES, Consumer, DOORBELL_BYTES, FifoPlaces, FifoShape, Place, Producer, Region, Ringer,
-};
+use crate::mem::{COUNTER_BYTES, DOORBELL_BYTES, FifoPlaces, FifoShape, Place, Region, Ringer};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -153,16 +155,8 @@ impl InboxLayout {
         // of its own.
         unsafe {
             (
-                InboxSend {
-                    producer: Producer::new(self.shape, outgoing),
-                    ringer: ringer.clone(),
-                    who: who.into(),
-                },
-                InboxRecv {
-                    consumer: Consumer::new(self.shape, incoming),
-                    ringer,
-                    who: who.into(),
-                },
+                InboxSend::new(self.shape, outgoing, ringer.clone(), who),
+                InboxRecv::new(self.shape, incoming, ringer, who),
             )
         }
     }
@@ -186,81 +180,6 @@ impl InboxLayout {
 
     fn slots_at(&self, fifo: usize) -> usize {
         (PAGE + self.fifos() * COUNTER_BYTES).next_multiple_of(PAGE) + fifo * self.shape.bytes()
-    }
-}
-
-/// Sends into the inbox of a peer.
-#[derive(Debug)]
-pub(super) struct InboxSend {
-    producer: Producer,
-    ringer: Ringer,
-    who: Box<str>,
-}
-
-impl SendEnd for InboxSend {
-    #[inline]
-    fn ready(&mut self) -> Result<bool> {
-        self.producer
-            .ready()
-            .map_err(|error| error.context(&self.who))
-    }
-
-    #[inline]
-    fn slot(&mut self) -> &mut [u8] {
-        self.producer.slot(0)
-    }
-
-    #[inline]
-    fn written(&self) -> &[u8] {
-        self.producer.written()
-    }
-
-    #[inline]
-    fn publish(&mut self, header: Header) {
-        self.producer.publish(header);
-        self.ringer.ring();
-    }
-
-    #[inline]
-    fn flushed(&mut self) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn is_immediate(&self) -> bool {
-        true
-    }
-}
-
-/// Receives from a peer through this rank's inbox.
-#[derive(Debug)]
-pub(super) struct InboxRecv {
-    consumer: Consumer,
-    ringer: Ringer,
-    who: Box<str>,
-}
-
-impl RecvEnd for InboxRecv {
-    #[inline]
-    fn ready(&mut self) -> Result<bool> {
-        self.consumer
-            .ready()
-            .map_err(|error| error.context(&self.who))
-    }
-
-    #[inline]
-    fn header(&self) -> Header {
-        self.consumer.header()
-    }
-
-    #[inline]
-    fn payload(&self) -> &[u8] {
-        self.consumer.payload()
-    }
-
-    #[inline]
-    fn release(&mut self) {
-        self.consumer.release();
-        self.ringer.ring();
     }
 }
 

@@ -1,0 +1,38 @@
+//! The receiver's wishes: how the sender writes its payloads.
+
+use super::{COUNTER_BYTES, FifoPlaces, Place};
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// Offset from the head: the second of its two cache lines.
+const WISHES_AT: usize = COUNTER_BYTES / 2;
+
+/// A word beside a FIFO's head, in the sender's memory, which the receiver writes. It begins with 0; the bits are the
+/// caller's. The sender may read an old value at any time.
+#[derive(Debug)]
+pub struct Wishes {
+    head: Place,
+}
+
+impl Wishes {
+    /// Makes one end's view of the word.
+    pub fn new(places: &FifoPlaces) -> Wishes {
+        Wishes {
+            head: places.head.clone(),
+        }
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        self.head.region.counter(self.head.at + WISHES_AT)
+    }
+
+    /// Asks the sender to write as these bits state.
+    pub fn set(&self, wishes: u64) {
+        self.word().store(wishes, Ordering::Relaxed);
+    }
+
+    /// Returns what the receiver wishes.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.word().load(Ordering::Relaxed)
+    }
+}
