@@ -52,6 +52,26 @@ class Outcome:
     memory: float | None = None
 
 
+class LineTrip:
+    """Nanoseconds that a cache line takes between two cores and back, on which the times of all sides depend."""
+
+    def __init__(self):
+        self.program = baseline.ROOT / "target" / "mpi" / "line_trip"
+        self.cores = [str(core) for core in sorted(os.sched_getaffinity(0))[:2]]
+
+    def build(self):
+        self.program.parent.mkdir(parents=True, exist_ok=True)
+        source = SOURCE.with_name("line_trip.c")
+        subprocess.run(["cc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", str(self.program), str(source)], check=True)
+
+    def measure(self):
+        """Returns the nanoseconds; None with one core."""
+        if len(self.cores) < 2:
+            return None
+        done = subprocess.run([str(self.program), *self.cores], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+
 class Mpi:
     """An MPI library and its build of the benchmark program."""
 
@@ -215,16 +235,17 @@ def run(command, job, program, with_memory):
     return text, failure, most
 
 
-def alternate(sides, jobs, turns, with_memory=False):
-    """Runs each job on all sides by turns, and returns {size: {side: ([microseconds of each turn], MiB)}} and
-    {size: {side: why it has no time}}.
+def alternate(sides, jobs, turns, trip, with_memory=False):
+    """Runs each job on all sides by turns, and returns {size: {side: ([microseconds of each turn], MiB)}},
+    {size: {side: why it has no time}} and {size: [round trips of a line before each turn]}.
 
     The order of the sides alternates too, so that a changing clock rate favours none. A side that fails is not
     run again for the job, whose sizes without a time of every turn count as failed. Samples of memory take time
     of the cores, so that they come from a run before the turns whose times do not count.
     """
-    times, failures = {}, {}
+    times, failures, trips = {}, {}, {}
     for job in jobs:
+        job_trips = []
         failed, measured = {}, {side.name: {} for side in sides}
         memory = dict.fromkeys(measured)
 
@@ -243,25 +264,27 @@ def alternate(sides, jobs, turns, with_memory=False):
             for side in sides:
                 measure(side, longer, True)
         for turn in range(turns):
+            job_trips.append(trip.measure())
             now = dataclasses.replace(job, check=job.check and turn == 0)
             for side in sides if turn % 2 == 0 else sides[::-1]:
                 for size, microseconds in measure(side, now).items():
                     measured[side.name].setdefault(size, []).append(microseconds)
         size = job.first
         while size <= job.last:
-            times[size], failures[size] = {}, {}
+            times[size], failures[size], trips[size] = {}, {}, job_trips
             for name, by_size in measured.items():
                 if len(by_size.get(size, [])) == turns:
                     times[size][name] = (by_size[size], memory[name])
                 else:
                     failures[size][name] = failed.get(name, "no result of this size")
             size *= job.factor
-    return times, failures
+    return times, failures, trips
 
 
-def row(collective, ranks, size, times, failures, peers, goal):
+def row(collective, ranks, size, measured, peers, goal):
     """Returns the row of one size: times, ratios of the peers' times to cinch's, and the least of these, which
-    is that to the better peer, beside the goal."""
+    is that to the better peer, beside the goal. `measured` has the times, failures and round trips of the size."""
+    times, failures, trips = measured
     found = {"collective": collective, "ranks": ranks, "size": size, "dtype": "f32", "codec": "raw"}
     cinch, cinch_memory = times.get("cinch", ([], None))
     for peer in peers:
@@ -280,6 +303,8 @@ def row(collective, ranks, size, times, failures, peers, goal):
         found.setdefault("peers", {})[peer.name] = entry
     if cinch:
         found["cinch_us"] = round(statistics.median(cinch), 3)
+    if None not in trips:
+        found["line_trip_ns"] = {"median": round(statistics.median(trips)), "min": min(trips), "max": max(trips)}
     if cinch_memory:
         found["cinch_mib"] = round(cinch_memory, 2)
     if "cinch" in failures:
@@ -314,7 +339,7 @@ def table(rows, peers, header):
     print(f"\n{header}\n{'collective':>14} {'ranks':>5} {'size':>6} {'cinch us':>10}"
           + "".join(f" {name + ' us':>12}" for name in names)
           + ("".join(f" {name + ' MiB':>12}" for name in ["cinch", *names]) if has_memory else "")
-          + "  ratio  goal")
+          + "  line ns  ratio  goal")
     for row in rows:
         entries = [row["peers"][name] for name in names]
         cells = [f"{row['cinch_us']:>10.2f}" if "cinch_us" in row else f"{'failed' if 'failed' in row else '-':>10}"]
@@ -322,7 +347,8 @@ def table(rows, peers, header):
         if has_memory:
             memory = [row.get("cinch_mib"), *(entry.get("mib") for entry in entries)]
             cells += [f"{'-' if value is None else value:>12}" for value in memory]
-        cells.append(f"{row['ratio']:>6.2f}" if "ratio" in row else f"{'-':>6}")
+        trip = row.get("line_trip_ns", {}).get("median", "-")
+        cells += [f"{trip:>8}", f"{row['ratio']:>6.2f}" if "ratio" in row else f"{'-':>6}"]
         if "goal" in row:
             cells.append(f"{row['goal']:>5.1f} {'pass' if row['met'] else 'MISSED'}")
         print(f"{row['collective']:>14} {row['ranks']:>5} {baseline.size_name(row['size']):>6}", *cells)
