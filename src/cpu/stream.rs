@@ -1,7 +1,8 @@
 //! Copies past the caches.
 
-/// Whether this processor has stores past the caches.
-pub(crate) const CAN_STREAM: bool = cfg!(all(target_arch = "x86_64", not(miri)));
+/// Whether [`copy_streaming`] stores past the caches. Sanitizers do not see such stores, so they get plain ones
+/// (`--cfg plain_copies`).
+pub(crate) const CAN_STREAM: bool = cfg!(all(target_arch = "x86_64", not(miri), not(plain_copies)));
 
 /// Copies `from` to `to` with stores past the caches, and makes them visible before later stores. `to` is aligned to 16
 /// bytes.
@@ -17,7 +18,7 @@ pub(crate) fn copy_streaming(to: &mut [u8], from: &[u8]) {
         to.as_ptr().addr().is_multiple_of(16),
         "unaligned stores past the caches"
     );
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(miri), not(plain_copies)))]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
         const LINE: usize = 64;
@@ -41,7 +42,7 @@ pub(crate) fn copy_streaming(to: &mut [u8], from: &[u8]) {
         // SAFETY: SSE is part of x86-64.
         unsafe { _mm_sfence() };
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(plain_copies))))]
     to.copy_from_slice(from);
 }
 

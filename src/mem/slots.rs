@@ -9,7 +9,7 @@
 //! message.
 //!
 //! Each counter lies in the memory of the side that polls it. The head has a pair of cache lines to itself,
-//! because the prefetcher fetches pairs. Counters are 64-bit and never reset. Each side indexes by its own
+//! because the prefetcher fetches pairs; only the [`Wishes`], which change rarely, share it. Counters are 64-bit and never reset. Each side indexes by its own
 //! counters, and checks the other side's counter against local geometry before it uses it.
 
 mod wishes;
@@ -23,7 +23,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::SIGNATURE_WORDS;
 use std::sync::Arc;
 
-/// Bytes that a counter occupies: a pair of cache lines, so that no other data share them.
+/// Bytes that a counter occupies: a pair of cache lines, so that no other data but [`Wishes`] share them.
 pub const COUNTER_BYTES: usize = 128;
 
 /// Bytes before the payload of a slot: a cache line for header and number.
@@ -49,7 +49,7 @@ struct SlotLine {
     crc: u32,
 }
 
-/// How the sender wrote the payload of a message. A receiver that measures it asks the sender for the faster way.
+/// How the sender wrote the payload of a message. A receiver that measures both ways requests the faster one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fill {

@@ -12,10 +12,6 @@ pub trait SendEnd: Send + std::fmt::Debug {
     /// Remote, naming the peer, if the connection is broken.
     fn ready(&mut self) -> Result<bool>;
 
-    /// Announces the payload bytes of the message that the caller fills next, so that the end can choose how. Requires that
-    /// `ready` returned true; `slot` comes next.
-    fn begin(&mut self, _bytes: usize) {}
-
     /// Returns the payload of the free slot, 64-byte aligned. Requires that `ready` returned true.
     fn slot(&mut self) -> &mut [u8];
 
@@ -24,6 +20,11 @@ pub trait SendEnd: Send + std::fmt::Debug {
 
     /// Hands the slot to the receiver.
     fn publish(&mut self, header: Header);
+
+    /// Returns whether it pays to form a message of this size in other memory, and then to `put` it, rather than in the slot.
+    fn prefers_put(&self, _bytes: usize) -> bool {
+        false
+    }
 
     /// Copies a complete payload to the free slot, and hands the slot to the receiver. Requires that `ready` returned true.
     fn put(&mut self, header: &Header, payload: &[u8]) {

@@ -7,7 +7,7 @@ use crate::bootstrap::OutOfBandRef;
 use crate::codec::TensorScales;
 use crate::codec::feedback::Feedback;
 use crate::config::Config;
-use crate::cpu::Isa;
+use crate::cpu::{CAN_STREAM, Isa};
 use crate::error::Result;
 use crate::plan::{Candidate, Limits, MachineFacts, MeasuredCosts, Plan, Planner, Request};
 use crate::recorder::{CallState, FlightRecorder};
@@ -82,6 +82,7 @@ impl HostEngine {
             topology: None,
             gpu: None,
         };
+        let scratch = Scratch::new(CAN_STREAM && has_slots_of_peers(&links));
         HostEngine {
             planner: Planner::new(limits, links.rank, isa),
             numbers: CallNumbers::new(links.rank, links.nranks),
@@ -95,7 +96,7 @@ impl HostEngine {
             exchange,
             fault,
             isa,
-            scratch: Scratch::new(),
+            scratch,
             scales: HashMap::new(),
             feedback: Feedback::new(),
             timeout: config.timeout,
@@ -225,6 +226,11 @@ pub(super) fn is_collective(signature: &[u64; SIGNATURE_WORDS]) -> bool {
 fn has_zero_copy(links: &mut Links) -> bool {
     let mut sends = links.sends.iter_mut().flatten();
     sends.any(|end| end.zero_copy().is_some())
+}
+
+/// Returns whether any connection writes into memory of the receiver.
+fn has_slots_of_peers(links: &Links) -> bool {
+    links.sends.iter().flatten().any(|end| end.is_immediate())
 }
 
 /// Returns the transport of all peers; `None` if peers use different transports.

@@ -28,16 +28,22 @@ pub(super) struct Scratch {
     pub wire: Vec<u8>,
     /// Decoded result of an encode with error feedback. Empty before the first such encode.
     pub decoded: Tile,
+    /// A message that goes to slots when it is complete. Empty if no connection prefers that.
+    pub stage: Tile,
+    /// Whether a connection may prefer that.
+    pub may_stage: bool,
 }
 
 impl Scratch {
-    pub(super) fn new() -> Scratch {
+    pub(super) fn new(may_stage: bool) -> Scratch {
         Scratch {
             acc: Tile::new(TILE),
             own: Tile::new(TILE),
             bytes: vec![0; TILE * 8],
             wire: Vec::new(),
             decoded: Tile::new(0),
+            stage: Tile::new(0),
+            may_stage,
         }
     }
 
@@ -67,6 +73,13 @@ impl Scratch {
             TILE
         };
         self.reserve(tile, wire);
+        if self.may_stage {
+            let messages = steps.iter().map(|step| plan.bytes_for(step.gives, chunk));
+            let most = messages.max().unwrap_or(0);
+            if self.stage.capacity() < most {
+                self.stage = Tile::new(most.div_ceil(size_of::<u64>()));
+            }
+        }
         if let Some((shape, residuals)) = feedback {
             if self.decoded.capacity() < tile * 8 {
                 self.decoded = Tile::new(tile);

@@ -25,7 +25,7 @@ impl Wishes {
         self.head.region.counter(self.head.at + WISHES_AT)
     }
 
-    /// Asks the sender to write as these bits state.
+    /// Requests that the sender writes as these bits state.
     pub fn set(&self, wishes: u64) {
         self.word().store(wishes, Ordering::Relaxed);
     }

@@ -1,48 +1,11 @@
 //! The ends of a connection through inboxes.
 
 use super::way_choice::{LEAST_BYTES, WayChoice, is_streamed, is_timed};
-use crate::cpu::{Tile, copy_streaming};
+use crate::cpu::copy_streaming;
 use crate::error::Result;
 use crate::mem::{Consumer, FifoPlaces, FifoShape, Fill, Header, Producer, Ringer, Wishes};
 use crate::sys::clock::monotonic_nanoseconds;
 use crate::transport::{RecvEnd, SendEnd};
-
-/// The message that the caller fills.
-#[derive(Clone, Copy, Debug, Default)]
-struct Filling {
-    /// Whether the caller fills the stage, whose bytes then go to the slot past the caches.
-    is_staged: bool,
-    /// Time of the begin, if the write is measured.
-    begun: Option<u64>,
-}
-
-impl Filling {
-    /// Returns how to write a message of `bytes`.
-    #[inline]
-    fn new(wishes: &Wishes, bytes: usize) -> Filling {
-        if bytes < LEAST_BYTES {
-            return Filling::default();
-        }
-        let wishes = wishes.get();
-        Filling {
-            is_staged: is_streamed(wishes, bytes),
-            begun: is_timed(wishes, bytes).then(monotonic_nanoseconds),
-        }
-    }
-
-    /// Returns the note for the receiver.
-    #[inline]
-    fn note(&self) -> Fill {
-        let taken = |begun| {
-            let taken = monotonic_nanoseconds().saturating_sub(begun);
-            taken.clamp(1, u64::from(u32::MAX))
-        };
-        Fill {
-            nanoseconds: self.begun.map_or(0, |begun| taken(begun) as u32),
-            streamed: u32::from(self.is_staged),
-        }
-    }
-}
 
 /// Sends into the inbox of a peer.
 #[derive(Debug)]
@@ -50,11 +13,6 @@ pub(in crate::transport) struct InboxSend {
     producer: Producer,
     ringer: Ringer,
     wishes: Wishes,
-    filling: Filling,
-    /// A slot's bytes in this rank's memory, in which the caller fills messages that then go past the caches. It is
-    /// empty until the first of them.
-    stage: Tile,
-    slot_bytes: usize,
     who: Box<str>,
 }
 
@@ -75,9 +33,6 @@ impl InboxSend {
             producer: unsafe { Producer::new(shape, places) },
             ringer,
             wishes,
-            filling: Filling::default(),
-            stage: Tile::new(0),
-            slot_bytes: shape.slot_bytes,
             who: who.into(),
         }
     }
@@ -92,52 +47,52 @@ impl SendEnd for InboxSend {
     }
 
     #[inline]
-    fn begin(&mut self, bytes: usize) {
-        self.filling = Filling::new(&self.wishes, bytes);
-    }
-
-    #[inline]
     fn slot(&mut self) -> &mut [u8] {
-        match self.filling.is_staged {
-            false => self.producer.slot(0),
-            true => {
-                if self.stage.capacity() == 0 {
-                    self.stage = Tile::new(self.slot_bytes / size_of::<u64>());
-                }
-                self.stage.bytes_mut(self.slot_bytes)
-            }
-        }
+        self.producer.slot(0)
     }
 
     #[inline]
     fn written(&self) -> &[u8] {
-        match self.filling.is_staged {
-            false => self.producer.written(),
-            true => self.stage.bytes(self.slot_bytes),
-        }
+        self.producer.written()
     }
 
     #[inline]
     fn publish(&mut self, header: Header) {
-        let filling = std::mem::take(&mut self.filling);
-        if filling.is_staged {
-            let bytes = header.bytes as usize;
-            let slot = &mut self.producer.slot(0)[..bytes];
-            copy_streaming(slot, self.stage.bytes(bytes));
-        }
-        self.producer.publish_filled(header, filling.note());
+        self.producer.publish(header);
         self.ringer.ring();
     }
 
     #[inline]
+    fn prefers_put(&self, bytes: usize) -> bool {
+        bytes >= LEAST_BYTES && {
+            let wishes = self.wishes.get();
+            is_streamed(wishes, bytes) || is_timed(wishes, bytes)
+        }
+    }
+
+    #[inline]
     fn put(&mut self, header: &Header, payload: &[u8]) {
-        let filling = Filling::new(&self.wishes, payload.len());
-        let slot = &mut self.producer.slot(0)[..payload.len()];
-        match filling.is_staged {
+        let bytes = payload.len();
+        let wishes = match bytes < LEAST_BYTES {
+            true => 0,
+            false => self.wishes.get(),
+        };
+        let streams = is_streamed(wishes, bytes);
+        let begun = is_timed(wishes, bytes).then(monotonic_nanoseconds);
+        let slot = &mut self.producer.slot(0)[..bytes];
+        match streams {
             false => slot.copy_from_slice(payload),
             true => copy_streaming(slot, payload),
         }
-        self.producer.publish_filled(*header, filling.note());
+        let nanoseconds = begun.map_or(0, |begun| {
+            let taken = monotonic_nanoseconds().saturating_sub(begun);
+            taken.clamp(1, u64::from(u32::MAX)) as u32
+        });
+        let fill = Fill {
+            nanoseconds,
+            streamed: u32::from(streams),
+        };
+        self.producer.publish_filled(*header, fill);
         self.ringer.ring();
     }
 
@@ -158,7 +113,7 @@ pub(in crate::transport) struct InboxRecv {
     ringer: Ringer,
     wishes: Wishes,
     choice: WayChoice,
-    /// Time at which the next message was first seen, if its write was measured.
+    /// Time at which the next message was last seen, if its write was measured.
     seen: Option<u64>,
     who: Box<str>,
 }
@@ -190,12 +145,12 @@ impl InboxRecv {
     /// Counts the message that is released, and sends the sender new wishes if they change.
     #[inline]
     fn count(&mut self) {
+        let seen = self.seen.take();
         let bytes = self.consumer.header().bytes as usize;
         if bytes < LEAST_BYTES {
             return;
         }
         let fill = self.consumer.fill();
-        let seen = self.seen.take();
         let taken = seen.map(|seen| {
             let read = monotonic_nanoseconds().saturating_sub(seen);
             u64::from(fill.nanoseconds) + read
@@ -211,7 +166,8 @@ impl RecvEnd for InboxRecv {
     fn ready(&mut self) -> Result<bool> {
         let ready = self.consumer.ready();
         let ready = ready.map_err(|error| error.context(&self.who))?;
-        if ready && self.consumer.fill().nanoseconds != 0 && self.seen.is_none() {
+        // The last of several looks counts: a step may wait for other messages after it has seen this one.
+        if ready && self.consumer.fill().nanoseconds != 0 {
             self.seen = Some(monotonic_nanoseconds());
         }
         Ok(ready)
@@ -232,5 +188,101 @@ impl RecvEnd for InboxRecv {
         self.count();
         self.consumer.release();
         self.ringer.ring();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cpu::CAN_STREAM;
+    use crate::mem::{DOORBELL_BYTES, Region};
+    use std::sync::Arc;
+
+    const SHAPE: FifoShape = FifoShape {
+        depth: 4,
+        slot_bytes: 16 << 10,
+    };
+
+    fn ends() -> (InboxSend, InboxRecv) {
+        let region = Region::heap(DOORBELL_BYTES + FifoPlaces::bytes(&SHAPE)).unwrap();
+        let ringer = Ringer::new(Arc::clone(&region), 0, false);
+        let places = FifoPlaces::together(&region, DOORBELL_BYTES.next_multiple_of(128));
+        // SAFETY: the region is new, and these are the only ends.
+        unsafe {
+            (
+                InboxSend::new(SHAPE, places.clone(), ringer.clone(), "a peer"),
+                InboxRecv::new(SHAPE, places, ringer, "a peer"),
+            )
+        }
+    }
+
+    /// Wishes that payloads of all sizes go past the caches, or none.
+    fn wish(send: &InboxSend, streams: bool, timed: bool) {
+        let all = |wanted: bool| if wanted { u64::from(u32::MAX) } else { 0 };
+        send.wishes.set(all(streams) | all(timed) << 32);
+    }
+
+    #[test]
+    fn payloads_are_equal_by_both_ways_and_carry_their_note() {
+        let (mut send, mut recv) = ends();
+        let mut message = 0_usize;
+        for bytes in [0, 1, 2047, 2048, 2049, 4096, 10_007, 16 << 10] {
+            for (streams, timed) in [(false, false), (true, false), (false, true), (true, true)] {
+                wish(&send, streams, timed);
+                let is_large = bytes >= LEAST_BYTES;
+                assert_eq!(send.prefers_put(bytes), is_large && (streams || timed));
+                let payload: Vec<u8> = (0..bytes).map(|at| (at * 7 + message) as u8).collect();
+                let header = Header {
+                    bytes: bytes as u32,
+                    signature: [message as u64; 5],
+                    crc: 3,
+                };
+                assert!(send.send(&header, &payload).unwrap());
+                assert!(recv.ready().unwrap());
+                let fill = recv.consumer.fill();
+                assert_eq!(fill.streamed != 0, is_large && streams);
+                assert_eq!(fill.nanoseconds != 0, is_large && timed);
+                assert_eq!(recv.header(), header);
+                assert!(
+                    recv.payload() == payload,
+                    "{bytes} bytes, {streams}, {timed}"
+                );
+                recv.release();
+                message += 1;
+            }
+        }
+        // A slot that the caller fills has no note of an earlier message.
+        wish(&send, true, true);
+        assert!(send.ready().unwrap());
+        send.slot()[..4096].fill(9);
+        send.publish(Header {
+            bytes: 4096,
+            ..Header::default()
+        });
+        assert!(recv.ready().unwrap());
+        assert_eq!(recv.consumer.fill(), Fill::default());
+        assert!(recv.payload().iter().all(|&byte| byte == 9));
+    }
+
+    #[test]
+    fn receiver_requests_times_until_it_has_compared_both_ways() {
+        let (mut send, mut recv) = ends();
+        let payload = vec![5; 8 << 10];
+        let header = Header {
+            bytes: 8 << 10,
+            ..Header::default()
+        };
+        assert_eq!(is_timed(send.wishes.get(), payload.len()), CAN_STREAM);
+        let mut messages = 0;
+        while is_timed(send.wishes.get(), payload.len()) {
+            assert!(send.send(&header, &payload).unwrap());
+            assert!(recv.ready().unwrap() && recv.ready().unwrap());
+            recv.release();
+            messages += 1;
+            assert!(messages < 2000, "the comparison does not end");
+        }
+        assert!(!CAN_STREAM || messages >= 32, "{messages} messages");
+        // Other sizes wait for messages of their own.
+        assert_eq!(is_timed(send.wishes.get(), 2048), CAN_STREAM);
     }
 }

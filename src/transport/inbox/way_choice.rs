@@ -3,8 +3,9 @@
 //! A store to a slot waits until the receiver's core has given up the line that it read last. Between cores that share a
 //! cache this is fast. Between others a round trip through memory is several times faster. Which cores two ranks have,
 //! whether other ranks use the memory's bandwidth, and which data are in which cache, may change at any time. So both ends
-//! measure some messages of each size in both ways: the sender its write, whose time the message carries, and the receiver
-//! the time from when it finds the message until it releases it. The receiver wishes for the way with the smaller sum.
+//! measure some messages of each size in both ways: the sender its copy to the slot, whose time the message carries, and the
+//! receiver the time from the last look at the message until its release. The receiver wishes for the way with the smaller
+//! sum.
 
 use crate::cpu::CAN_STREAM;
 
@@ -17,18 +18,22 @@ const SIZES: usize = 7;
 /// Position of the bits that ask for times, in a word of wishes. The bits below ask for stores past the caches.
 const TIMED_AT: usize = 32;
 
-/// Messages of whose times the median counts in a comparison. During some of them the receiver may have waited for others.
-const SAMPLES: usize = 9;
+/// Messages of each way in a comparison.
+const SAMPLES: u8 = 16;
+
+/// Position of the time that counts, among those of a way in ascending order. Messages of other steps, and those during which
+/// the receiver waited for something else, take longer.
+const COUNTED: usize = 3;
 
 /// Stores past the caches take bandwidth of the memory, which others may need. So their time must be below this part of the
 /// other time.
 const LEAST_GAIN: f32 = 0.75;
 
-/// Comparisons in a row that stores past the caches must win before they are used.
-const WINS: u32 = 3;
+/// Comparisons in a row that change the way.
+const WINS: u8 = 2;
 
-/// Messages after which the way that is not in use is tried again, at least and at most.
-const TRIAL_INTERVALS: (u32, u32) = (1024, 16384);
+/// Messages after which the ways are compared again, at least and at most.
+const INTERVALS: (u32, u32) = (1024, 8192);
 
 /// Returns the index of the size of a payload; `None` for small ones.
 #[inline]
@@ -51,109 +56,99 @@ pub(super) fn is_timed(wishes: u64, bytes: usize) -> bool {
     size_of_payload(bytes).is_some_and(|size| wishes >> (TIMED_AT + size) & 1 != 0)
 }
 
-/// Phase of the choice for one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// The way in use stays, without measurement.
-    Stays,
-    /// The way in use is measured, before the other one is tried.
-    Measured,
-    /// The other way is tried and measured.
-    Trial,
+/// The least times of messages of one way, in nanoseconds for a KiB.
+#[derive(Clone, Copy, Debug)]
+struct LeastTimes {
+    ascending: [f32; COUNTED + 1],
+    seen: u8,
+}
+
+impl LeastTimes {
+    const NONE: LeastTimes = LeastTimes {
+        ascending: [f32::INFINITY; COUNTED + 1],
+        seen: 0,
+    };
+
+    fn add(&mut self, time: f32) {
+        if self.seen == SAMPLES {
+            return;
+        }
+        self.seen += 1;
+        if time < self.ascending[COUNTED] {
+            self.ascending[COUNTED] = time;
+            self.ascending.sort_unstable_by(f32::total_cmp);
+        }
+    }
 }
 
 /// State of the choice for payloads of one size.
 #[derive(Clone, Copy, Debug)]
 struct Size {
-    /// Whether the way in use, or on trial, goes past the caches.
+    /// Whether the receiver wishes the next payload past the caches.
     streams: bool,
-    phase: Phase,
-    /// Times of the messages of this phase, in nanoseconds for a KiB.
-    times: [f32; SAMPLES],
-    /// Median of the times before the trial.
-    before: f32,
-    /// Messages of this phase.
+    /// Whether the ways are being compared. Each message then has a random way: a schedule repeats its messages in a fixed
+    /// order, and they differ in what else their times contain.
+    is_compared: bool,
+    /// Times of the comparison, through the caches and past them.
+    times: [LeastTimes; 2],
+    /// Comparisons that stores past the caches have won, less those that they have lost, from 0 to [`WINS`].
+    wins: u8,
+    /// Messages since the last comparison, and up to the next one.
     seen: u32,
-    /// Comparisons in a row that stores past the caches have won.
-    wins: u32,
-    /// Messages from one trial to the next.
     interval: u32,
 }
 
 impl Size {
     const NEW: Size = Size {
         streams: false,
-        phase: if CAN_STREAM {
-            Phase::Measured
-        } else {
-            Phase::Stays
-        },
-        times: [0.0; SAMPLES],
-        before: 0.0,
-        seen: 0,
+        is_compared: CAN_STREAM,
+        times: [LeastTimes::NONE; 2],
         wins: 0,
-        interval: TRIAL_INTERVALS.0,
+        seen: 0,
+        interval: INTERVALS.0,
     };
 
-    fn enter(&mut self, phase: Phase, streams: bool) {
-        (self.phase, self.streams, self.seen) = (phase, streams, 0);
-    }
-
-    /// Counts a message with its time in nanoseconds for a KiB, if it was measured. Returns whether the wishes change.
+    /// Counts a message with its time in nanoseconds for a KiB, if it was measured. Returns whether the wishes may change.
     #[inline]
-    fn count(&mut self, streamed: bool, per_kib: Option<f32>) -> bool {
+    fn count(&mut self, streamed: bool, per_kib: Option<f32>, random: &mut u32) -> bool {
         if !CAN_STREAM {
             return false;
         }
-        if self.phase == Phase::Stays {
-            self.seen += 1;
-            if self.seen < self.interval {
-                return false;
-            }
-            self.enter(Phase::Measured, self.streams);
-            return true;
+        if self.is_compared {
+            return per_kib.is_some_and(|time| self.compare(streamed, time, random));
         }
-        // Messages that were written before the sender saw the wishes do not count.
-        match per_kib {
-            Some(time) if streamed == self.streams => self.measure(time),
-            _ => false,
-        }
+        self.seen += 1;
+        self.is_compared = self.seen >= self.interval;
+        self.is_compared
     }
 
     #[cold]
-    fn measure(&mut self, time: f32) -> bool {
-        self.times[self.seen as usize] = time;
-        self.seen += 1;
-        if (self.seen as usize) < SAMPLES {
-            return false;
-        }
-        self.times.sort_unstable_by(f32::total_cmp);
-        let median = self.times[SAMPLES / 2];
-        if self.phase == Phase::Measured {
-            self.before = median;
-            self.enter(Phase::Trial, !self.streams);
+    fn compare(&mut self, streamed: bool, time: f32, random: &mut u32) -> bool {
+        self.times[usize::from(streamed)].add(time);
+        if self.times.iter().any(|times| times.seen < SAMPLES) {
+            // xorshift32
+            *random ^= *random << 13;
+            *random ^= *random >> 17;
+            *random ^= *random << 5;
+            self.streams = *random & 0x100 != 0;
             return true;
         }
-        let was_streaming = !self.streams;
-        let (cached, streamed) = match was_streaming {
-            true => (median, self.before),
-            false => (self.before, median),
-        };
+        let [cached, streamed] = self.times.map(|times| times.ascending[COUNTED]);
+        self.times = [LeastTimes::NONE; 2];
         self.wins = match streamed < cached * LEAST_GAIN {
             true => (self.wins + 1).min(WINS),
-            false => 0,
+            false => self.wins.saturating_sub(1),
         };
-        if (1..WINS).contains(&self.wins) {
-            self.enter(Phase::Measured, false);
-            return true;
+        self.is_compared = (1..WINS).contains(&self.wins);
+        if !self.is_compared {
+            self.streams = self.wins == WINS;
+            let (least, most) = INTERVALS;
+            self.interval = match self.streams {
+                true => least,
+                false => (self.interval * 2).min(most),
+            };
+            self.seen = 0;
         }
-        let streams = self.wins == WINS;
-        let (least, most) = TRIAL_INTERVALS;
-        self.interval = match streams == was_streaming {
-            true => (self.interval * 2).min(most),
-            false => least,
-        };
-        self.enter(Phase::Stays, streams);
         true
     }
 }
@@ -162,13 +157,15 @@ impl Size {
 #[derive(Debug)]
 pub(super) struct WayChoice {
     sizes: [Size; SIZES],
+    random: u32,
 }
 
 impl WayChoice {
-    /// Begins with stores through the caches.
+    /// Begins with comparisons.
     pub fn new() -> WayChoice {
         WayChoice {
             sizes: [Size::NEW; SIZES],
+            random: 0x9e37_79b9,
         }
     }
 
@@ -176,41 +173,49 @@ impl WayChoice {
     pub fn wishes(&self) -> u64 {
         let bits = self.sizes.iter().enumerate();
         bits.map(|(at, size)| {
-            let timed = u64::from(size.phase != Phase::Stays);
-            u64::from(size.streams) << at | timed << (TIMED_AT + at)
+            u64::from(size.streams) << at | u64::from(size.is_compared) << (TIMED_AT + at)
         })
         .sum()
     }
 
     /// Counts a message of `bytes`, which was `streamed` past the caches or not. `taken` is the time of its write and read in
-    /// nanoseconds, if it was measured. Returns the new wishes if they change.
+    /// nanoseconds, if it was measured. Returns the new wishes if they may have changed.
     #[inline]
     pub fn count(&mut self, bytes: usize, streamed: bool, taken: Option<u64>) -> Option<u64> {
         let size = &mut self.sizes[size_of_payload(bytes)?];
         let per_kib = taken.map(|taken| taken as f32 * 1024.0 / bytes as f32);
-        size.count(streamed, per_kib).then(|| self.wishes())
+        let changes = size.count(streamed, per_kib, &mut self.random);
+        changes.then(|| self.wishes())
     }
 }
 
-#[cfg(all(test, not(loom), target_arch = "x86_64", not(miri)))]
+#[cfg(all(test, not(loom), target_arch = "x86_64", not(miri), not(plain_copies)))]
 mod tests {
     use super::*;
+    use std::collections::VecDeque;
 
-    /// Runs messages of `bytes`, which take these times through the caches and past them. Returns how many were streamed.
-    fn run(choice: &mut WayChoice, bytes: usize, messages: usize, times: [u64; 2]) -> usize {
+    /// Runs messages of `bytes`, which take these times through the caches and past them, and also `extras` in turn: what
+    /// other work their steps do. The sender reads wishes that are `lag` messages old. Returns the streamed part.
+    fn run(
+        choice: &mut WayChoice,
+        (bytes, messages): (usize, usize),
+        times: [u64; 2],
+        (extras, lag): (&[u64], usize),
+    ) -> f64 {
         let mut streamed_count = 0;
-        // The sender reads a wish one message late.
-        let mut wishes = choice.wishes();
+        let mut wishes = VecDeque::from(vec![choice.wishes(); lag + 1]);
         for message in 0..messages {
-            let (streamed, timed) = (is_streamed(wishes, bytes), is_timed(wishes, bytes));
-            wishes = choice.wishes();
+            let seen = wishes.pop_front().unwrap();
+            let (streamed, timed) = (is_streamed(seen, bytes), is_timed(seen, bytes));
             streamed_count += usize::from(streamed);
-            // Every third message waits for another one.
-            let delay = if message % 3 == 0 { 100_000 } else { 0 };
-            let taken = times[usize::from(streamed)] + delay;
+            // Some messages wait for others.
+            let wait = if message * 7919 % 31 < 6 { 100_000 } else { 0 };
+            let extra = extras[message % extras.len()];
+            let taken = times[usize::from(streamed)] + extra + wait;
             choice.count(bytes, streamed, timed.then_some(taken));
+            wishes.push_back(choice.wishes());
         }
-        streamed_count
+        streamed_count as f64 / messages as f64
     }
 
     #[test]
@@ -233,47 +238,59 @@ mod tests {
         assert!(is_timed(wishes, 1 << 20) && !is_timed(wishes, 8 << 10));
     }
 
+    /// Schedules repeat their messages: contributions and sums in turn, or several of each.
     #[test]
-    fn slower_way_is_tried_and_left() {
-        let mut choice = WayChoice::new();
-        assert_eq!(run(&mut choice, 64 << 10, SAMPLES, [3000, 7000]), 0);
-        let streamed = run(&mut choice, 64 << 10, 100_000, [3000, 7000]);
-        assert!(
-            (SAMPLES..20 * SAMPLES).contains(&streamed),
-            "{streamed} streamed"
-        );
-        let timed = choice.wishes() >> TIMED_AT;
-        assert_eq!(choice.wishes() & 0x7f, 0);
-        assert!(
-            timed.count_ones() >= 6,
-            "only the size in use stays: {timed:#b}"
-        );
+    fn faster_way_is_found_among_messages_of_different_steps() {
+        let [short, long] = [0, 10_000];
+        let periods: [&[u64]; 4] = [
+            &[short],
+            &[short, long],
+            &[long, long, long, short, short, short],
+            &[&[long; 9][..], &[short; 9][..]].concat(),
+        ];
+        for extras in periods {
+            for lag in 0..4 {
+                let mut choice = WayChoice::new();
+                let slower = run(
+                    &mut choice,
+                    (64 << 10, 100_000),
+                    [10_000, 13_000],
+                    (extras, lag),
+                );
+                assert!(slower < 0.03, "{slower} streamed, {extras:?}, lag {lag}");
+                let mut choice = WayChoice::new();
+                let faster = run(
+                    &mut choice,
+                    (64 << 10, 100_000),
+                    [10_000, 5_000],
+                    (extras, lag),
+                );
+                assert!(faster > 0.9, "{faster} streamed, {extras:?}, lag {lag}");
+            }
+        }
     }
 
     #[test]
-    fn faster_way_is_kept_for_its_size_alone() {
+    fn each_size_has_its_own_way() {
         let mut choice = WayChoice::new();
-        let streamed = run(&mut choice, 64 << 10, 100_000, [17000, 7000]);
-        assert!(streamed > 100_000 - 40 * SAMPLES, "{streamed} streamed");
-        run(&mut choice, 16 << 10, 1000, [1000, 3000]);
-        assert!(is_streamed(choice.wishes(), 64 << 10));
-        assert!(!is_streamed(choice.wishes(), 16 << 10));
+        run(&mut choice, (64 << 10, 10_000), [17_000, 7_000], (&[0], 1));
+        run(&mut choice, (16 << 10, 10_000), [1_000, 3_000], (&[0], 1));
+        let (wishes, kib) = (choice.wishes(), 1 << 10);
+        assert!(is_streamed(wishes, 64 * kib) && !is_streamed(wishes, 16 * kib));
+        assert!(
+            is_timed(wishes, 4 * kib),
+            "no message of this size has come"
+        );
     }
 
     #[test]
     fn ranks_that_move_to_other_cores_change_the_way() {
         let mut choice = WayChoice::new();
-        for (times, streams) in [
-            ([6000, 9000], false),
-            ([34000, 7000], true),
-            ([6000, 9000], false),
-        ] {
-            run(&mut choice, 128 << 10, 60_000, times);
-            assert_eq!(
-                is_streamed(choice.wishes(), 128 << 10),
-                streams,
-                "{times:?}"
-            );
+        let near = ([6_000, 9_000], false);
+        for (times, streams) in [near, ([34_000, 7_000], true), near] {
+            run(&mut choice, (128 << 10, 30_000), times, (&[0], 1));
+            let streamed = run(&mut choice, (128 << 10, 1_000), times, (&[0], 1));
+            assert_eq!(streamed > 0.8, streams, "{streamed}, {times:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ mod tile;
 use super::state::{Arithmetic, Chain, Chunk, InputStats, Scratch};
 use crate::codec::feedback::Residuals;
 use crate::codec::{Codec, RoundingRandom, TensorScales};
-use crate::cpu::Isa;
+use crate::cpu::{Isa, Tile};
 use crate::mem::UserBuffers;
 use crate::plan::Plan;
 use crate::schedule::{MAX_FAN, Op, Step};
@@ -104,8 +104,8 @@ impl StepPath {
     }
 }
 
-/// Send end of the step's first receiver, if the step sends.
-type Target<'l> = Option<&'l mut (dyn SendEnd + 'static)>;
+/// Memory in which the step's message is formed, if the step sends.
+type Target<'l> = Option<&'l mut [u8]>;
 
 impl StepWork<'_, '_> {
     /// Executes the step on `channel`. Its messages have arrived. With `header`, its slots are free, and the
@@ -144,14 +144,22 @@ impl StepWork<'_, '_> {
                     self.recv(&sources);
                 }
             }
-            Some(header) => {
+            Some(mut header) => {
                 let first = step.send_to.first();
-                let mut target = first.and_then(|&to| sends[base + to as usize].as_deref_mut());
-                if let Some(end) = &mut target {
-                    end.begin(given);
+                let target = first.and_then(|&to| sends[base + to as usize].as_deref_mut());
+                let stage = &mut self.scratch.stage;
+                let stages = target.as_ref().is_some_and(|end| end.prefers_put(given));
+                if stages && given <= stage.capacity() {
+                    let mut stage = std::mem::replace(stage, Tile::new(0));
+                    self.apply(&sources, Some(stage.bytes_mut(given)), chain);
+                    let payload = stage.bytes(given);
+                    put(sends, base, step, (&mut header, payload), links.checks_data);
+                    self.scratch.stage = stage;
+                } else {
+                    let target = target.map(|end| &mut end.slot()[..given]);
+                    self.apply(&sources, target, chain);
+                    publish(sends, base, step, header, links.checks_data);
                 }
-                self.apply(&sources, target, chain);
-                publish(sends, base, step, header, links.checks_data);
             }
             None => self.apply(&sources, None, chain),
         }
@@ -202,11 +210,9 @@ impl StepWork<'_, '_> {
 
     /// Sends the input's chunk.
     fn send(&mut self, target: Target<'_>) {
-        let Some(end) = target else { return };
-        let bytes = self.chunk.given;
+        let Some(wire) = target else { return };
         for (at, n) in self.tiles() {
             self.load(at, n, Operand::Sum);
-            let wire = &mut end.slot()[..bytes];
             match self.gives {
                 None => {
                     self.arithmetic
@@ -286,7 +292,7 @@ fn put(
     }
 }
 
-/// Sends the first receiver's message, which is in its slot, to the other receivers, and publishes it. With `checks_data`
+/// Sends the first receiver's message, which was formed in its slot, to the other receivers, and publishes it. With `checks_data`
 /// the header gets the CRC-32C of the payload.
 fn publish(
     sends: &mut [Option<Box<dyn SendEnd>>],

@@ -116,13 +116,13 @@ impl StepWork<'_, '_> {
             match (&mut target, self.gives) {
                 (None, _) if step.writes() => self.store(at, n),
                 (None, _) => {}
-                (Some(end), None) => {
+                (Some(wire), None) => {
                     // The division has limited a final sum; here a partial sum is limited.
                     self.arithmetic.own.limit(&mut self.scratch.acc, n);
-                    self.emit_raw(at, n, &mut end.slot()[..self.chunk.given]);
+                    self.emit_raw(at, n, wire);
                 }
-                (Some(end), Some(codec)) => {
-                    self.emit_coded(codec, at, n, &mut end.slot()[..self.chunk.given], note);
+                (Some(wire), Some(codec)) => {
+                    self.emit_coded(codec, at, n, wire, note);
                 }
             }
         }
@@ -137,7 +137,7 @@ impl StepWork<'_, '_> {
         let from = self.chunk.input.unwrap_or(0) * size;
         let to = self.chunk.output.unwrap_or(0) * size;
         let payload = &payload[..bytes];
-        let Some(end) = target else {
+        let Some(wire) = target else {
             self.buffers
                 .lend(from, to, bytes, |input, output| match input {
                     Some(input) => reducer.pair(input, payload, output),
@@ -147,7 +147,7 @@ impl StepWork<'_, '_> {
         };
         for (at, n) in self.tiles() {
             let raw = self.raw(at, n);
-            let wire = &mut end.slot()[raw.clone()];
+            let wire = &mut wire[raw.clone()];
             self.buffers
                 .lend_input(from + raw.start, raw.len(), |input| {
                     reducer.pair(input, &payload[raw.clone()], wire);
