@@ -50,7 +50,10 @@ class WholeTiles : Held<E> {
   // The layout of the stage. A send has SEND_TILES tiles in flight and one tile for its output. A
   // sum has two tiles of this rank's contribution, an output tile if there is room, and two bundles
   // of BUNDLE encoded tiles.
-  static constexpr uint32_t ENCODED_BYTES = EncodedTiles<C>::BYTES;
+  // Encoded tiles begin at whole lines of 128 bytes: copies from host memory to codes half a line off are slower
+  // (benches/FIGURES.md, "Choices in the kernels"). Small stages have no room for that.
+  static constexpr uint32_t ENCODED_BYTES =
+      SMALL_BLOCKS ? EncodedTiles<C>::BYTES : (EncodedTiles<C>::BYTES + 127) / 128 * 128;
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
   static constexpr uint32_t SENT_TILE = SEND_TILES * Tiles::BYTES;
   static constexpr uint32_t OUT_TILE = 2 * Tiles::BYTES;
