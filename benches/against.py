@@ -11,7 +11,8 @@ with linear8. Only options that both tools have are used.
 Prints the median us of both tools for each row, and the median over rounds of new / old. A row is slower if
 this ratio is above 1.03 and differs from 1 by more than three standard errors. A benchmark with such a row
 runs for as many rounds again, and all its rounds count. Exits 1 if a row is slower, or the geometric mean of
-a device's rows is above 1.03. Writes target/bench/against.jsonl.
+a device's rows is above 1.03. Writes target/bench/against.jsonl. On host memory rows have the least and the most
+round trip of a cache line between two cores before a round, on which copies between ranks depend.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import tempfile
 
 sys.dont_write_bytecode = True
 import baseline  # noqa: E402
+import mpi_peers  # noqa: E402
 
 LIMIT = 1.03
 K, M = 1 << 10, 1 << 20
@@ -44,6 +46,7 @@ class Case:
         self.device, self.name, self.words = device, name, [*map(str, words)]
         self.environment = environment or {}
         self.times = {}
+        self.trips = []
 
     def run(self, side, tool):
         """Runs the benchmark with a tool, and adds its times as those of `side`: 0 is old, 1 new."""
@@ -63,10 +66,11 @@ class Case:
         for (codec, size), (old, new) in self.times.items():
             ratios = [b / a for a, b in zip(old, new, strict=True)]
             ratio, error = statistics.median(ratios), standard_error(ratios)
+            trips = {"line_trip_ns": {"min": min(self.trips), "max": max(self.trips)}} if self.trips else {}
             yield {"device": self.device, "case": self.name, "codec": codec, "size": size,
                    "old_us": statistics.median(old), "new_us": statistics.median(new),
                    "ratio": round(ratio, 4), "error": round(error, 4), "rounds": len(ratios),
-                   "slower": ratio > LIMIT and ratio - 1 > 3 * error}
+                   "slower": ratio > LIMIT and ratio - 1 > 3 * error} | trips
 
 
 def clean_environment():
@@ -123,9 +127,14 @@ def cases(only, quick):
 
 def alternate(chosen, tools, rounds):
     """Runs all benchmarks with both tools in each round."""
+    trip = mpi_peers.LineTrip()
+    if any(case.device == "host" for case in chosen):
+        trip.build()
     for number in range(rounds if chosen else 0):
         print(f"round {number + 1} of {rounds}, {len(chosen)} benchmarks", flush=True)
         for case in chosen:
+            if case.device == "host":
+                case.trips += filter(None, [trip.measure()])
             # The order alternates, so that a changing clock rate favours neither tool.
             for side in (0, 1) if number % 2 == 0 else (1, 0):
                 case.run(side, tools[side])
@@ -133,10 +142,11 @@ def alternate(chosen, tools, rounds):
 
 def report(results):
     """Prints all rows and the geometric mean of each device; returns whether the new tool passes."""
-    print(f"{'case':>14} {'codec':>18} {'size':>6} {'old us':>11} {'new us':>11} {'ratio':>7} {'+-':>6}")
+    print(f"{'case':>14} {'codec':>18} {'size':>6} {'old us':>11} {'new us':>11} {'ratio':>7} {'+-':>6} {'line ns':>8}")
     for row in results:
         print(f"{row['case']:>14} {row['codec']:>18} {baseline.size_name(row['size']):>6} "
               f"{row['old_us']:>11.2f} {row['new_us']:>11.2f} {row['ratio']:>7.3f} {row['error']:>6.3f}"
+              f" {'-'.join(str(ns) for ns in row.get('line_trip_ns', {}).values()):>8}"
               f"{' SLOWER' if row['slower'] else ''}")
     passes = not any(row["slower"] for row in results)
     for device in dict.fromkeys(row["device"] for row in results):

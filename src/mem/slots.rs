@@ -9,8 +9,9 @@
 //! message.
 //!
 //! Each counter lies in the memory of the side that polls it. The head has a pair of cache lines to itself,
-//! because the prefetcher fetches pairs; only the [`Wishes`], which change rarely, share it. Counters are 64-bit and never reset. Each side indexes by its own
-//! counters, and checks the other side's counter against local geometry before it uses it.
+//! because the prefetcher fetches pairs; only the [`Wishes`], which change rarely, share it. Counters are 64-bit and
+//! never reset. Each side indexes by its own counters, and checks the other side's counter against local geometry
+//! before it uses it.
 
 mod wishes;
 
@@ -359,15 +360,6 @@ impl Producer {
     /// If the slot is not known to be free, or `header.bytes` exceeds it.
     #[inline]
     pub fn publish(&mut self, header: Header) {
-        self.publish_filled(header, Fill::default());
-    }
-
-    /// Publishes the next slot to the consumer, with a note how it was filled.
-    ///
-    /// # Panics
-    /// See [`Producer::publish`].
-    #[inline]
-    pub fn publish_filled(&mut self, header: Header, fill: Fill) {
         let number = self.check(0);
         assert!(
             header.bytes as usize <= self.memory.shape.slot_bytes,
@@ -381,12 +373,21 @@ impl Producer {
             crc: header.crc,
         };
         // SAFETY: `check` proves that the slot belongs to this end; `FifoMemory::new` aligned its line to 64 bytes.
-        unsafe {
-            self.memory.line(number).cast::<SlotLine>().write(line);
-            self.memory.fill(number).write(fill);
-        }
+        unsafe { self.memory.line(number).cast::<SlotLine>().write(line) };
         self.cursor.publish(self.memory.number(number));
         self.memory.own_soon(number + 1);
+    }
+
+    /// Notes how the next slot was filled, before it is published. Without this the slot keeps the note of an earlier
+    /// message.
+    ///
+    /// # Panics
+    /// If the slot is not known to be free.
+    #[inline]
+    pub fn note(&mut self, fill: Fill) {
+        let number = self.check(0);
+        // SAFETY: `check` proves that the slot, with its line, belongs to this end until `publish`.
+        unsafe { self.memory.fill(number).write(fill) };
     }
 
     /// Returns the number of messages published so far.
@@ -411,8 +412,6 @@ pub struct Consumer {
     cursor: RecvCursor,
     /// Header of the next message. It is copied once, because the peer could change it after the check.
     current: Option<Header>,
-    /// How the next message was written.
-    fill: Fill,
 }
 
 impl Consumer {
@@ -428,7 +427,6 @@ impl Consumer {
             memory: FifoMemory::new(shape, places),
             cursor: RecvCursor::default(),
             current: None,
-            fill: Fill::default(),
         }
     }
 
@@ -444,8 +442,7 @@ impl Consumer {
         if self.cursor.known() == 0 && !self.poll()? {
             return Ok(false);
         }
-        let (header, fill) = self.read_line(0)?;
-        (self.current, self.fill) = (Some(header), fill);
+        self.current = Some(self.read_header(0)?);
         Ok(true)
     }
 
@@ -478,10 +475,17 @@ impl Consumer {
         self.current.unwrap_or_default()
     }
 
-    /// Returns how the next message was written, after `ready` returned true.
+    /// Returns the note how the next message was written.
+    ///
+    /// # Panics
+    /// If no message is known to have arrived.
     #[inline]
     pub fn fill(&self) -> Fill {
-        self.fill
+        assert!(self.cursor.known() > 0, "a note without a message");
+        let fill = self.memory.fill(self.cursor.taken);
+        // SAFETY: the assertion keeps the line inside the FIFO, and any bytes are a note. The read is volatile because a
+        // faulty peer may write meanwhile.
+        unsafe { fill.read_volatile() }
     }
 
     /// Returns the payload of the next message after `ready` has returned true; empty before.
@@ -499,7 +503,7 @@ impl Consumer {
     /// If [`Consumer::available`] has not seen it.
     #[inline]
     pub fn message(&self, ahead: usize) -> Result<(Header, &[u8])> {
-        let (header, _) = self.read_line(ahead)?;
+        let header = self.read_header(ahead)?;
         Ok((header, self.bytes(ahead, header.bytes)))
     }
 
@@ -521,17 +525,13 @@ impl Consumer {
     }
 
     #[inline]
-    fn read_line(&self, ahead: usize) -> Result<(Header, Fill)> {
+    fn read_header(&self, ahead: usize) -> Result<Header> {
         assert!(ahead < self.cursor.known(), "a message that is not there");
-        let number = self.cursor.taken + ahead as u64;
-        let (line, fill) = (self.memory.line(number), self.memory.fill(number));
+        let line = self.memory.line(self.cursor.taken + ahead as u64);
         // SAFETY: the assertion keeps the line inside the FIFO, and `FifoMemory::new` aligned it.
         // The read is volatile because a faulty peer may write meanwhile, so that the value must be
         // read only once.
-        let (line, fill) = unsafe {
-            let line = line.cast::<SlotLine>().read_volatile();
-            (line, fill.read_volatile())
-        };
+        let line = unsafe { line.cast::<SlotLine>().read_volatile() };
         if line.bytes as usize > self.memory.shape.slot_bytes {
             return Err(Error::new(
                 ErrorKind::Mismatch,
@@ -543,18 +543,17 @@ impl Consumer {
                 ),
             ));
         }
-        let header = Header {
+        Ok(Header {
             bytes: line.bytes,
             signature: line.signature,
             crc: line.crc,
-        };
-        Ok((header, fill))
+        })
     }
 
     #[inline]
     fn bytes(&self, ahead: usize, bytes: u32) -> &[u8] {
         let payload = self.memory.payload(self.cursor.taken + ahead as u64);
-        // SAFETY: `read_line` checked that `bytes` does not exceed a slot when it read the line.
+        // SAFETY: `read_header` checked that `bytes` does not exceed a slot when it read the header.
         unsafe { std::slice::from_raw_parts(payload, bytes as usize) }
     }
 }

@@ -38,6 +38,30 @@ impl InboxSend {
     }
 }
 
+impl InboxSend {
+    /// Copies a large payload to the free slot in the way that the receiver wishes, and publishes it.
+    #[inline(never)]
+    fn put_as_wished(&mut self, header: &Header, payload: &[u8]) {
+        let (wishes, bytes) = (self.wishes.get(), payload.len());
+        let streams = is_streamed(wishes, bytes);
+        let begun = is_timed(wishes, bytes).then(monotonic_nanoseconds);
+        let slot = &mut self.producer.slot(0)[..bytes];
+        match streams {
+            false => slot.copy_from_slice(payload),
+            true => copy_streaming(slot, payload),
+        }
+        let nanoseconds = begun.map_or(0, |begun| {
+            let taken = monotonic_nanoseconds().saturating_sub(begun);
+            taken.clamp(1, u64::from(u32::MAX)) as u32
+        });
+        self.producer.note(Fill {
+            nanoseconds,
+            streamed: u32::from(streams),
+        });
+        self.producer.publish(*header);
+    }
+}
+
 impl SendEnd for InboxSend {
     #[inline]
     fn ready(&mut self) -> Result<bool> {
@@ -58,6 +82,9 @@ impl SendEnd for InboxSend {
 
     #[inline]
     fn publish(&mut self, header: Header) {
+        if header.bytes as usize >= LEAST_BYTES {
+            self.producer.note(Fill::default());
+        }
         self.producer.publish(header);
         self.ringer.ring();
     }
@@ -72,27 +99,12 @@ impl SendEnd for InboxSend {
 
     #[inline]
     fn put(&mut self, header: &Header, payload: &[u8]) {
-        let bytes = payload.len();
-        let wishes = match bytes < LEAST_BYTES {
-            true => 0,
-            false => self.wishes.get(),
-        };
-        let streams = is_streamed(wishes, bytes);
-        let begun = is_timed(wishes, bytes).then(monotonic_nanoseconds);
-        let slot = &mut self.producer.slot(0)[..bytes];
-        match streams {
-            false => slot.copy_from_slice(payload),
-            true => copy_streaming(slot, payload),
+        if payload.len() < LEAST_BYTES {
+            self.producer.slot(0)[..payload.len()].copy_from_slice(payload);
+            self.producer.publish(*header);
+        } else {
+            self.put_as_wished(header, payload);
         }
-        let nanoseconds = begun.map_or(0, |begun| {
-            let taken = monotonic_nanoseconds().saturating_sub(begun);
-            taken.clamp(1, u64::from(u32::MAX)) as u32
-        });
-        let fill = Fill {
-            nanoseconds,
-            streamed: u32::from(streams),
-        };
-        self.producer.publish_filled(*header, fill);
         self.ringer.ring();
     }
 
@@ -142,15 +154,12 @@ impl InboxRecv {
         }
     }
 
-    /// Counts the message that is released, and sends the sender new wishes if they change.
-    #[inline]
+    /// Counts the large message that is released, and sends the sender new wishes if they change.
+    #[inline(never)]
     fn count(&mut self) {
-        let seen = self.seen.take();
         let bytes = self.consumer.header().bytes as usize;
-        if bytes < LEAST_BYTES {
-            return;
-        }
         let fill = self.consumer.fill();
+        let seen = self.seen.take();
         let taken = seen.map(|seen| {
             let read = monotonic_nanoseconds().saturating_sub(seen);
             u64::from(fill.nanoseconds) + read
@@ -158,6 +167,12 @@ impl InboxRecv {
         if let Some(wishes) = self.choice.count(bytes, fill.streamed != 0, taken) {
             self.wishes.set(wishes);
         }
+    }
+
+    /// Returns whether the next message, which has arrived, is one whose way may be chosen.
+    #[inline]
+    fn is_large(&self) -> bool {
+        self.consumer.header().bytes as usize >= LEAST_BYTES
     }
 }
 
@@ -167,7 +182,7 @@ impl RecvEnd for InboxRecv {
         let ready = self.consumer.ready();
         let ready = ready.map_err(|error| error.context(&self.who))?;
         // The last of several looks counts: a step may wait for other messages after it has seen this one.
-        if ready && self.consumer.fill().nanoseconds != 0 {
+        if ready && self.is_large() && self.consumer.fill().nanoseconds != 0 {
             self.seen = Some(monotonic_nanoseconds());
         }
         Ok(ready)
@@ -185,7 +200,9 @@ impl RecvEnd for InboxRecv {
 
     #[inline]
     fn release(&mut self) {
-        self.count();
+        if self.is_large() {
+            self.count();
+        }
         self.consumer.release();
         self.ringer.ring();
     }
@@ -239,9 +256,13 @@ mod tests {
                 };
                 assert!(send.send(&header, &payload).unwrap());
                 assert!(recv.ready().unwrap());
-                let fill = recv.consumer.fill();
-                assert_eq!(fill.streamed != 0, is_large && streams);
-                assert_eq!(fill.nanoseconds != 0, is_large && timed);
+                if is_large {
+                    let fill = recv.consumer.fill();
+                    assert_eq!(
+                        (fill.streamed != 0, fill.nanoseconds != 0),
+                        (streams, timed)
+                    );
+                }
                 assert_eq!(recv.header(), header);
                 assert!(
                     recv.payload() == payload,
