@@ -53,7 +53,8 @@ class Outcome:
 
 
 class LineTrip:
-    """Nanoseconds that a cache line takes between two cores and back, on which the times of all sides depend."""
+    """Nanoseconds that a cache line takes between the first two cores of the process and back. The times of all sides
+    depend on it."""
 
     def __init__(self):
         self.program = baseline.ROOT / "target" / "mpi" / "line_trip"

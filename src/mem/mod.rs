@@ -15,6 +15,6 @@ pub use gpu::{
 pub use region::Region;
 pub use slots::{
     COUNTER_BYTES, Consumer, FifoPlaces, FifoShape, Fill, Header, LINE_BYTES, Place, Producer,
-    Wishes,
+    StoreHints,
 };
 pub use user::{UserBuffers, bytes_of, bytes_of_mut};

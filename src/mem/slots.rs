@@ -9,13 +9,13 @@
 //! message.
 //!
 //! Each counter lies in the memory of the side that polls it. The head has a pair of cache lines to itself,
-//! because the prefetcher fetches pairs; only the [`Wishes`], which change rarely, share it. Counters are 64-bit and
+//! because the prefetcher fetches pairs; only the [`StoreHints`], which change rarely, share it. Counters are 64-bit and
 //! never reset. Each side indexes by its own counters, and checks the other side's counter against local geometry
 //! before it uses it.
 
-mod wishes;
+mod store_hints;
 
-pub use wishes::Wishes;
+pub use store_hints::StoreHints;
 
 use super::region::Region;
 use crate::cpu::{prefetch, prefetch_to_write};
@@ -24,7 +24,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::SIGNATURE_WORDS;
 use std::sync::Arc;
 
-/// Bytes that a counter occupies: a pair of cache lines, so that no other data but [`Wishes`] share them.
+/// Bytes that a counter occupies: a pair of cache lines, so that no other data but [`StoreHints`] share them.
 pub const COUNTER_BYTES: usize = 128;
 
 /// Bytes before the payload of a slot: a cache line for header and number.

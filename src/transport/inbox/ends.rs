@@ -1,9 +1,9 @@
 //! The ends of a connection through inboxes.
 
-use super::way_choice::{LEAST_BYTES, WayChoice, is_streamed, is_timed};
+use super::store_choice::{LEAST_BYTES, StoreChoice, is_streamed, is_timed};
 use crate::cpu::copy_streaming;
 use crate::error::Result;
-use crate::mem::{Consumer, FifoPlaces, FifoShape, Fill, Header, Producer, Ringer, Wishes};
+use crate::mem::{Consumer, FifoPlaces, FifoShape, Fill, Header, Producer, Ringer, StoreHints};
 use crate::sys::clock::monotonic_nanoseconds;
 use crate::transport::{RecvEnd, SendEnd};
 
@@ -12,7 +12,7 @@ use crate::transport::{RecvEnd, SendEnd};
 pub(in crate::transport) struct InboxSend {
     producer: Producer,
     ringer: Ringer,
-    wishes: Wishes,
+    hints: StoreHints,
     who: Box<str>,
 }
 
@@ -27,24 +27,24 @@ impl InboxSend {
         ringer: Ringer,
         who: &str,
     ) -> InboxSend {
-        let wishes = Wishes::new(&places);
+        let hints = StoreHints::new(&places);
         InboxSend {
             // SAFETY: the caller's promise.
             producer: unsafe { Producer::new(shape, places) },
             ringer,
-            wishes,
+            hints,
             who: who.into(),
         }
     }
 }
 
 impl InboxSend {
-    /// Copies a large payload to the free slot in the way that the receiver wishes, and publishes it.
+    /// Copies a large payload to the free slot in the way that the receiver requests, and publishes it.
     #[inline(never)]
-    fn put_as_wished(&mut self, header: &Header, payload: &[u8]) {
-        let (wishes, bytes) = (self.wishes.get(), payload.len());
-        let streams = is_streamed(wishes, bytes);
-        let begun = is_timed(wishes, bytes).then(monotonic_nanoseconds);
+    fn put_as_hinted(&mut self, header: &Header, payload: &[u8]) {
+        let (hints, bytes) = (self.hints.get(), payload.len());
+        let streams = is_streamed(hints, bytes);
+        let begun = is_timed(hints, bytes).then(monotonic_nanoseconds);
         let slot = &mut self.producer.slot(0)[..bytes];
         match streams {
             false => slot.copy_from_slice(payload),
@@ -92,8 +92,8 @@ impl SendEnd for InboxSend {
     #[inline]
     fn prefers_put(&self, bytes: usize) -> bool {
         bytes >= LEAST_BYTES && {
-            let wishes = self.wishes.get();
-            is_streamed(wishes, bytes) || is_timed(wishes, bytes)
+            let hints = self.hints.get();
+            is_streamed(hints, bytes) || is_timed(hints, bytes)
         }
     }
 
@@ -103,7 +103,7 @@ impl SendEnd for InboxSend {
             self.producer.slot(0)[..payload.len()].copy_from_slice(payload);
             self.producer.publish(*header);
         } else {
-            self.put_as_wished(header, payload);
+            self.put_as_hinted(header, payload);
         }
         self.ringer.ring();
     }
@@ -123,8 +123,8 @@ impl SendEnd for InboxSend {
 pub(in crate::transport) struct InboxRecv {
     consumer: Consumer,
     ringer: Ringer,
-    wishes: Wishes,
-    choice: WayChoice,
+    hints: StoreHints,
+    choice: StoreChoice,
     /// Time at which the next message was last seen, if its write was measured.
     seen: Option<u64>,
     who: Box<str>,
@@ -141,20 +141,20 @@ impl InboxRecv {
         ringer: Ringer,
         who: &str,
     ) -> InboxRecv {
-        let (wishes, choice) = (Wishes::new(&places), WayChoice::new());
-        wishes.set(choice.wishes());
+        let (hints, choice) = (StoreHints::new(&places), StoreChoice::new());
+        hints.set(choice.hints());
         InboxRecv {
             // SAFETY: the caller's promise.
             consumer: unsafe { Consumer::new(shape, places) },
             ringer,
-            wishes,
+            hints,
             choice,
             seen: None,
             who: who.into(),
         }
     }
 
-    /// Counts the large message that is released, and sends the sender new wishes if they change.
+    /// Counts the large message that is released, and sends the sender new hints if they change.
     #[inline(never)]
     fn count(&mut self) {
         let bytes = self.consumer.header().bytes as usize;
@@ -164,8 +164,8 @@ impl InboxRecv {
             let read = monotonic_nanoseconds().saturating_sub(seen);
             u64::from(fill.nanoseconds) + read
         });
-        if let Some(wishes) = self.choice.count(bytes, fill.streamed != 0, taken) {
-            self.wishes.set(wishes);
+        if let Some(hints) = self.choice.count(bytes, fill.streamed != 0, taken) {
+            self.hints.set(hints);
         }
     }
 
@@ -233,10 +233,10 @@ mod tests {
         }
     }
 
-    /// Wishes that payloads of all sizes go past the caches, or none.
-    fn wish(send: &InboxSend, streams: bool, timed: bool) {
+    /// Requests that payloads of all sizes go past the caches, or none.
+    fn request(send: &InboxSend, streams: bool, timed: bool) {
         let all = |wanted: bool| if wanted { u64::from(u32::MAX) } else { 0 };
-        send.wishes.set(all(streams) | all(timed) << 32);
+        send.hints.set(all(streams) | all(timed) << 32);
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         let mut message = 0_usize;
         for bytes in [0, 1, 2047, 2048, 2049, 4096, 10_007, 16 << 10] {
             for (streams, timed) in [(false, false), (true, false), (false, true), (true, true)] {
-                wish(&send, streams, timed);
+                request(&send, streams, timed);
                 let is_large = bytes >= LEAST_BYTES;
                 assert_eq!(send.prefers_put(bytes), is_large && (streams || timed));
                 let payload: Vec<u8> = (0..bytes).map(|at| (at * 7 + message) as u8).collect();
@@ -273,7 +273,7 @@ mod tests {
             }
         }
         // A slot that the caller fills has no note of an earlier message.
-        wish(&send, true, true);
+        request(&send, true, true);
         assert!(send.ready().unwrap());
         send.slot()[..4096].fill(9);
         send.publish(Header {
@@ -293,9 +293,9 @@ mod tests {
             bytes: 8 << 10,
             ..Header::default()
         };
-        assert_eq!(is_timed(send.wishes.get(), payload.len()), CAN_STREAM);
+        assert_eq!(is_timed(send.hints.get(), payload.len()), CAN_STREAM);
         let mut messages = 0;
-        while is_timed(send.wishes.get(), payload.len()) {
+        while is_timed(send.hints.get(), payload.len()) {
             assert!(send.send(&header, &payload).unwrap());
             assert!(recv.ready().unwrap() && recv.ready().unwrap());
             recv.release();
@@ -304,6 +304,6 @@ mod tests {
         }
         assert!(!CAN_STREAM || messages >= 32, "{messages} messages");
         // Other sizes wait for messages of their own.
-        assert_eq!(is_timed(send.wishes.get(), 2048), CAN_STREAM);
+        assert_eq!(is_timed(send.hints.get(), 2048), CAN_STREAM);
     }
 }

@@ -11,7 +11,7 @@
 //! another transport stay untouched and take address space only.
 
 mod ends;
-mod way_choice;
+mod store_choice;
 
 pub(super) use ends::{InboxRecv, InboxSend};
 

@@ -1,10 +1,10 @@
-//! Chooses, by measurement, whether payloads go to slots through the caches or past them.
+//! Chooses, by measurement, whether payloads go to slots through the caches or past them (non-temporal stores).
 //!
 //! A store to a slot waits until the receiver's core has given up the line that it read last. Between cores that share a
 //! cache this is fast. Between others a round trip through memory is several times faster. Which cores two ranks have,
 //! whether other ranks use the memory's bandwidth, and which data are in which cache, may change at any time. So both ends
 //! measure some messages of each size in both ways: the sender its copy to the slot, whose time the message carries, and the
-//! receiver the time from the last look at the message until its release. The receiver wishes for the way with the smaller
+//! receiver the time from the last look at the message until its release. The receiver requests the way with the smaller
 //! sum.
 
 use crate::cpu::CAN_STREAM;
@@ -15,7 +15,7 @@ pub(super) const LEAST_BYTES: usize = 2 << 10;
 /// Sizes with a choice of their own: from 2 KiB, 4 KiB and so on, to 128 KiB.
 const SIZES: usize = 7;
 
-/// Position of the bits that ask for times, in a word of wishes. The bits below ask for stores past the caches.
+/// Position of the bits that request times, in a word of hints. The bits below request stores past the caches.
 const TIMED_AT: usize = 32;
 
 /// Messages of each way in a comparison.
@@ -44,16 +44,16 @@ fn size_of_payload(bytes: usize) -> Option<usize> {
     }
 }
 
-/// Returns whether the receiver wishes a payload of this size past the caches.
+/// Returns whether the receiver requests a payload of this size past the caches.
 #[inline]
-pub(super) fn is_streamed(wishes: u64, bytes: usize) -> bool {
-    size_of_payload(bytes).is_some_and(|size| wishes >> size & 1 != 0)
+pub(super) fn is_streamed(hints: u64, bytes: usize) -> bool {
+    size_of_payload(bytes).is_some_and(|size| hints >> size & 1 != 0)
 }
 
-/// Returns whether the receiver wishes to know the time of a write of this size.
+/// Returns whether the receiver requests the time of a write of this size.
 #[inline]
-pub(super) fn is_timed(wishes: u64, bytes: usize) -> bool {
-    size_of_payload(bytes).is_some_and(|size| wishes >> (TIMED_AT + size) & 1 != 0)
+pub(super) fn is_timed(hints: u64, bytes: usize) -> bool {
+    size_of_payload(bytes).is_some_and(|size| hints >> (TIMED_AT + size) & 1 != 0)
 }
 
 /// The least times of messages of one way, in nanoseconds for a KiB.
@@ -84,7 +84,7 @@ impl LeastTimes {
 /// State of the choice for payloads of one size.
 #[derive(Clone, Copy, Debug)]
 struct Size {
-    /// Whether the receiver wishes the next payload past the caches.
+    /// Whether the receiver requests the next payload past the caches.
     streams: bool,
     /// Whether the ways are being compared. Each message then has a random way: a schedule repeats its messages in a fixed
     /// order, and they differ in what else their times contain.
@@ -108,7 +108,7 @@ impl Size {
         interval: INTERVALS.0,
     };
 
-    /// Counts a message with its time in nanoseconds for a KiB, if it was measured. Returns whether the wishes may change.
+    /// Counts a message with its time in nanoseconds for a KiB, if it was measured. Returns whether the hints may change.
     #[inline]
     fn count(&mut self, streamed: bool, per_kib: Option<f32>, random: &mut u32) -> bool {
         if !CAN_STREAM {
@@ -155,22 +155,22 @@ impl Size {
 
 /// The choices of one receiver for one sender.
 #[derive(Debug)]
-pub(super) struct WayChoice {
+pub(super) struct StoreChoice {
     sizes: [Size; SIZES],
     random: u32,
 }
 
-impl WayChoice {
+impl StoreChoice {
     /// Begins with comparisons.
-    pub fn new() -> WayChoice {
-        WayChoice {
+    pub fn new() -> StoreChoice {
+        StoreChoice {
             sizes: [Size::NEW; SIZES],
             random: 0x9e37_79b9,
         }
     }
 
     /// Returns the word for the sender; see [`is_streamed`] and [`is_timed`].
-    pub fn wishes(&self) -> u64 {
+    pub fn hints(&self) -> u64 {
         let bits = self.sizes.iter().enumerate();
         bits.map(|(at, size)| {
             u64::from(size.streams) << at | u64::from(size.is_compared) << (TIMED_AT + at)
@@ -179,13 +179,13 @@ impl WayChoice {
     }
 
     /// Counts a message of `bytes`, which was `streamed` past the caches or not. `taken` is the time of its write and read in
-    /// nanoseconds, if it was measured. Returns the new wishes if they may have changed.
+    /// nanoseconds, if it was measured. Returns the new hints if they may have changed.
     #[inline]
     pub fn count(&mut self, bytes: usize, streamed: bool, taken: Option<u64>) -> Option<u64> {
         let size = &mut self.sizes[size_of_payload(bytes)?];
         let per_kib = taken.map(|taken| taken as f32 * 1024.0 / bytes as f32);
         let changes = size.count(streamed, per_kib, &mut self.random);
-        changes.then(|| self.wishes())
+        changes.then(|| self.hints())
     }
 }
 
@@ -195,17 +195,17 @@ mod tests {
     use std::collections::VecDeque;
 
     /// Runs messages of `bytes`, which take these times through the caches and past them, and also `extras` in turn: what
-    /// other work their steps do. The sender reads wishes that are `lag` messages old. Returns the streamed part.
+    /// other work their steps do. The sender reads hints that are `lag` messages old. Returns the streamed part.
     fn run(
-        choice: &mut WayChoice,
+        choice: &mut StoreChoice,
         (bytes, messages): (usize, usize),
         times: [u64; 2],
         (extras, lag): (&[u64], usize),
     ) -> f64 {
         let mut streamed_count = 0;
-        let mut wishes = VecDeque::from(vec![choice.wishes(); lag + 1]);
+        let mut hints = VecDeque::from(vec![choice.hints(); lag + 1]);
         for message in 0..messages {
-            let seen = wishes.pop_front().unwrap();
+            let seen = hints.pop_front().unwrap();
             let (streamed, timed) = (is_streamed(seen, bytes), is_timed(seen, bytes));
             streamed_count += usize::from(streamed);
             // Some messages wait for others.
@@ -213,7 +213,7 @@ mod tests {
             let extra = extras[message % extras.len()];
             let taken = times[usize::from(streamed)] + extra + wait;
             choice.count(bytes, streamed, timed.then_some(taken));
-            wishes.push_back(choice.wishes());
+            hints.push_back(choice.hints());
         }
         streamed_count as f64 / messages as f64
     }
@@ -233,9 +233,9 @@ mod tests {
             Some(6),
         ];
         assert_eq!(sizes, wanted);
-        let wishes = 1 << 2 | 1 << (TIMED_AT + 6);
-        assert!(is_streamed(wishes, 8 << 10) && !is_streamed(wishes, 16 << 10));
-        assert!(is_timed(wishes, 1 << 20) && !is_timed(wishes, 8 << 10));
+        let hints = 1 << 2 | 1 << (TIMED_AT + 6);
+        assert!(is_streamed(hints, 8 << 10) && !is_streamed(hints, 16 << 10));
+        assert!(is_timed(hints, 1 << 20) && !is_timed(hints, 8 << 10));
     }
 
     /// Schedules repeat their messages: contributions and sums in turn, or several of each.
@@ -250,7 +250,7 @@ mod tests {
         ];
         for extras in periods {
             for lag in 0..4 {
-                let mut choice = WayChoice::new();
+                let mut choice = StoreChoice::new();
                 let slower = run(
                     &mut choice,
                     (64 << 10, 100_000),
@@ -258,7 +258,7 @@ mod tests {
                     (extras, lag),
                 );
                 assert!(slower < 0.03, "{slower} streamed, {extras:?}, lag {lag}");
-                let mut choice = WayChoice::new();
+                let mut choice = StoreChoice::new();
                 let faster = run(
                     &mut choice,
                     (64 << 10, 100_000),
@@ -272,20 +272,17 @@ mod tests {
 
     #[test]
     fn each_size_has_its_own_way() {
-        let mut choice = WayChoice::new();
+        let mut choice = StoreChoice::new();
         run(&mut choice, (64 << 10, 10_000), [17_000, 7_000], (&[0], 1));
         run(&mut choice, (16 << 10, 10_000), [1_000, 3_000], (&[0], 1));
-        let (wishes, kib) = (choice.wishes(), 1 << 10);
-        assert!(is_streamed(wishes, 64 * kib) && !is_streamed(wishes, 16 * kib));
-        assert!(
-            is_timed(wishes, 4 * kib),
-            "no message of this size has come"
-        );
+        let (hints, kib) = (choice.hints(), 1 << 10);
+        assert!(is_streamed(hints, 64 * kib) && !is_streamed(hints, 16 * kib));
+        assert!(is_timed(hints, 4 * kib), "no message of this size has come");
     }
 
     #[test]
     fn ranks_that_move_to_other_cores_change_the_way() {
-        let mut choice = WayChoice::new();
+        let mut choice = StoreChoice::new();
         let near = ([6_000, 9_000], false);
         for (times, streams) in [near, ([34_000, 7_000], true), near] {
             run(&mut choice, (128 << 10, 30_000), times, (&[0], 1));
