@@ -9,7 +9,7 @@ use super::auth::{Listener, poll_for};
 use super::rendezvous_server::RendezvousServer;
 use super::warning_hook::WarningHook;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fork::ProcessId;
 use crate::sys::fork_safe::ForkSafe;
 use crate::sys::process::{block_signals, thread_error};
@@ -24,10 +24,15 @@ use std::time::Duration;
 
 /// Largest number of ids that wait for a rank, with enough descriptors.
 const MOST_IDLE: usize = 4096;
+/// Rendezvous that may be on their way to the thread that waits. Each holds descriptors, which the thread frees only
+/// once it runs, so threads that add more wait for it.
+const MOST_ADDED: usize = 16;
+
 /// Longest poll between two checks for rendezvous that were cancelled, failed or are late.
 const REQUEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Interval at which a thread checks whether another one has started the thread that waits.
+/// Interval at which a thread checks whether another one has started the thread that waits, or whether that one has taken
+/// what was added.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 static QUEUE: ForkSafe<IdleQueue> = ForkSafe::new(IdleQueue::new());
@@ -59,6 +64,8 @@ impl IdleQueue {
 enum WaiterState {
     /// Another thread starts the thread that waits.
     Starting,
+    /// The thread has not yet taken what was added, and wakes by a byte here.
+    Behind(Option<Arc<UnixStream>>),
     /// The thread waits, and wakes by a byte here.
     Running(Option<Arc<UnixStream>>),
     /// This thread must start it.
@@ -95,8 +102,12 @@ fn wait(
                 return (WaiterState::Starting, Vec::new());
             }
             if queue.owner.is_some_and(ProcessId::is_this) {
+                let wake = queue.wake.clone();
+                if queue.added.len() >= MOST_ADDED {
+                    return (WaiterState::Behind(wake), Vec::new());
+                }
                 queue.added.extend(server.take());
-                return (WaiterState::Running(queue.wake.clone()), Vec::new());
+                return (WaiterState::Running(wake), Vec::new());
             }
             // Servers of the parent process belong to its thread.
             let stale = std::mem::take(&mut queue.added);
@@ -107,15 +118,30 @@ fn wait(
         drop(stale);
         match state {
             WaiterState::Starting => std::thread::sleep(START_POLL_INTERVAL),
+            WaiterState::Behind(wake) => {
+                if let Some(late) = server.take_if(|server| server.is_due()) {
+                    late.discard();
+                    return Err(Error::new(
+                        ErrorKind::System,
+                        "the thread for unique ids has not run for all of CINCH_INIT_TIMEOUT",
+                    ));
+                }
+                ring(wake);
+                std::thread::sleep(START_POLL_INTERVAL);
+            }
             WaiterState::Running(wake) => break wake,
             WaiterState::Idle => return start_for(queue, start),
         }
     };
-    // An error is ignored: a full socket ends the poll as well.
+    ring(wake);
+    Ok(())
+}
+
+/// Ends the poll of the thread that waits. An error is ignored: a full socket ends it as well.
+fn ring(wake: Option<Arc<UnixStream>>) {
     if let Some(wake) = wake {
         let _ = (&*wake).write(&[1]);
     }
-    Ok(())
 }
 
 /// Starts the thread for the server that this thread has added. Without the thread, the server ends.
@@ -229,20 +255,56 @@ mod tests {
     use super::super::id::assemble;
     use super::super::rendezvous_server::cancel;
     use super::*;
-    use crate::error::ErrorKind;
     use std::sync::mpsc;
+
+    /// The thread that waits runs only once the queue is full. Until then no more than that many descriptors are held.
+    #[test]
+    fn ids_wait_for_a_thread_that_is_behind() {
+        static SHARED: ForkSafe<IdleQueue> = ForkSafe::new(IdleQueue::new());
+        let mut alarms = None;
+        let ids: Vec<_> = (0..=MOST_ADDED).map(|at| new_server(at as u8)).collect();
+        let (mut kept, mut last) = (Vec::new(), None);
+        for (at, (id, server)) in ids.into_iter().enumerate() {
+            kept.push(id);
+            match at == MOST_ADDED {
+                true => last = Some(server),
+                false => wait(&SHARED, server, |queue| {
+                    let (wake, alarm) = UnixStream::pair().unwrap();
+                    wake.set_nonblocking(true).unwrap();
+                    alarm.set_nonblocking(true).unwrap();
+                    queue.with(|queue| queue.wake = Some(Arc::new(wake)));
+                    alarms = Some(alarm);
+                    Ok(())
+                })
+                .unwrap(),
+            }
+        }
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| wait(&SHARED, last.unwrap(), |_| unreachable!()));
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!late.is_finished());
+            assert_eq!(SHARED.with(|queue| queue.added.len()), MOST_ADDED);
+            let alarm = alarms.take().unwrap();
+            let waiter = scope.spawn(move || wait_for_ranks(&SHARED, &alarm));
+            late.join().unwrap().unwrap();
+            assert!(kept.iter().all(cancel), "an id has ended");
+            waiter.join().unwrap();
+        });
+    }
+
+    /// Makes an id and the server of its rendezvous.
+    fn new_server(nonce: u8) -> (UniqueId, RendezvousServer) {
+        let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
+        let id = assemble(0, &[1; 32], &[nonce; 16], &[at]);
+        let server = RendezvousServer::new(&id, listener, Duration::from_secs(20), None);
+        (id, server)
+    }
 
     /// A thread cannot start the thread that waits. Meanwhile a second thread adds its id, which must live.
     #[test]
     fn failed_start_ends_the_id_of_its_own_caller_alone() {
         static SHARED: ForkSafe<IdleQueue> = ForkSafe::new(IdleQueue::new());
-        let server = |nonce: u8| {
-            let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
-            let id = assemble(0, &[1; 32], &[nonce; 16], &[at]);
-            let server = RendezvousServer::new(&id, listener, Duration::from_secs(20), None);
-            (id, server)
-        };
-        let ((lost, first), (kept, second)) = (server(91), server(92));
+        let ((lost, first), (kept, second)) = (new_server(91), new_server(92));
         let (begun, has_begun) = mpsc::channel();
         std::thread::scope(|scope| {
             let refused = scope.spawn(move || {
