@@ -42,7 +42,8 @@ impl UniqueId {
     /// [`Config::init_timeout`].
     ///
     /// # Errors
-    /// System if the address cannot be listened on; invalid argument for an unknown interface.
+    /// System if the address cannot be listened on; timeout if the thread that ends unused ids does not run; invalid
+    /// argument for an unknown interface.
     pub fn create(config: &Config) -> Result<UniqueId> {
         UniqueId::create_at(address::choose(config)?, config)
     }

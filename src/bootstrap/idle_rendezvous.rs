@@ -24,8 +24,8 @@ use std::time::Duration;
 
 /// Largest number of ids that wait for a rank, with enough descriptors.
 const MOST_IDLE: usize = 4096;
-/// Rendezvous that may be on their way to the thread that waits. Each holds descriptors, which the thread frees only
-/// once it runs, so threads that add more wait for it.
+/// Rendezvous that may be on their way to the thread that waits. Each holds descriptors, and those of the oldest are free only
+/// once that thread runs. So threads that add more wait for it.
 const MOST_ADDED: usize = 16;
 
 /// Longest poll between two checks for rendezvous that were cancelled, failed or are late.
@@ -75,7 +75,7 @@ enum WaiterState {
 /// Serves a rendezvous on a free port of `ip`, for the id that `make` builds from the address.
 ///
 /// # Errors
-/// System if `ip` cannot be listened on, or the thread cannot start.
+/// System if `ip` cannot be listened on, or the thread cannot start; timeout if it starts and does not run.
 pub(super) fn open(
     ip: IpAddr,
     make: impl FnOnce(SocketAddr) -> UniqueId,
@@ -122,8 +122,8 @@ fn wait(
                 if let Some(late) = server.take_if(|server| server.is_due()) {
                     late.discard();
                     return Err(Error::new(
-                        ErrorKind::System,
-                        "the thread for unique ids has not run for all of CINCH_INIT_TIMEOUT",
+                        ErrorKind::Timeout,
+                        "the thread that ends unused unique ids has not run within the timeout of an init",
                     ));
                 }
                 ring(wake);
@@ -184,6 +184,7 @@ fn start(queue: &'static ForkSafe<IdleQueue>) -> Result<()> {
 /// Serves the queue until no rendezvous is left.
 fn wait_for_ranks(queue: &ForkSafe<IdleQueue>, alarm: &UnixStream) {
     block_signals();
+    let _end = EndOfWaiter(queue);
     let most = MOST_IDLE.min(descriptor_limit() / 4).max(1);
     let mut idle: Vec<RendezvousServer> = Vec::new();
     let mut has_warned = false;
@@ -214,6 +215,21 @@ fn wait_for_ranks(queue: &ForkSafe<IdleQueue>, alarm: &UnixStream) {
             } else {
                 idle.push(server);
             }
+        }
+    }
+}
+
+/// Gives up the queue of a thread that panics, so that the next id starts another thread.
+struct EndOfWaiter<'q>(&'q ForkSafe<IdleQueue>);
+
+impl Drop for EndOfWaiter<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let lost = self.0.with(|queue| {
+                queue.owner = None;
+                (std::mem::take(&mut queue.added), queue.wake.take())
+            });
+            lost.0.into_iter().for_each(RendezvousServer::discard);
         }
     }
 }
@@ -257,12 +273,14 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// The thread that waits runs only once the queue is full. Until then no more than that many descriptors are held.
+    /// The thread that waits runs only once the queue is full, and no more are added until then.
     #[test]
     fn ids_wait_for_a_thread_that_is_behind() {
         static SHARED: ForkSafe<IdleQueue> = ForkSafe::new(IdleQueue::new());
         let mut alarms = None;
-        let ids: Vec<_> = (0..=MOST_ADDED).map(|at| new_server(at as u8)).collect();
+        let ids: Vec<_> = (0..=MOST_ADDED)
+            .map(|at| new_server(100 + at as u8))
+            .collect();
         let (mut kept, mut last) = (Vec::new(), None);
         for (at, (id, server)) in ids.into_iter().enumerate() {
             kept.push(id);
