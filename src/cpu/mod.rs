@@ -14,7 +14,7 @@ pub use environment::FloatEnvironment;
 #[cfg(test)]
 pub(crate) use environment::{STRANGE, is_standard, under};
 pub(crate) use prefetch::{prefetch, prefetch_to_write};
-pub(crate) use stream::{CAN_STREAM, copy_streaming};
+pub(crate) use stream::{CAN_STREAM, StreamFence, copy_streaming};
 pub use tile::Tile;
 
 use crate::error::{Error, Result};

@@ -1,49 +1,80 @@
 //! Copies past the caches.
 
-/// Whether [`copy_streaming`] stores past the caches. Sanitizers do not see such stores, so they get plain ones
+use std::marker::PhantomData;
+
+/// Whether copies here store past the caches. Sanitizers do not see such stores, so they get plain ones
 /// (`--cfg plain_copies`).
 pub(crate) const CAN_STREAM: bool = cfg!(all(target_arch = "x86_64", not(miri), not(plain_copies)));
 
-/// Copies `from` to `to` with stores past the caches, and makes them visible before later stores. `to` is aligned to 16
-/// bytes.
+/// Copies `from` to `to` with stores past the caches, and makes them visible before later stores.
 ///
 /// A store into a line that another core has read waits until that core has given the line up. Between cores without a
 /// common cache this takes longer than a round trip through memory. Without [`CAN_STREAM`] the copy is a plain one.
 ///
 /// # Panics
-/// If the lengths differ, or `to` is not aligned.
+/// If the lengths differ.
 pub(crate) fn copy_streaming(to: &mut [u8], from: &[u8]) {
-    assert!(to.len() == from.len(), "a copy of another length");
-    assert!(
-        to.as_ptr().addr().is_multiple_of(16),
-        "unaligned stores past the caches"
-    );
-    #[cfg(all(target_arch = "x86_64", not(miri), not(plain_copies)))]
-    {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        const LINE: usize = 64;
-        let lines = from.len() / LINE * LINE;
-        for at in (0..lines).step_by(LINE) {
-            // SAFETY: `at + LINE` does not exceed the equal lengths, and `to` is aligned to 16 bytes. SSE2 is part of
-            // x86-64.
-            unsafe {
-                let source = from.as_ptr().add(at).cast::<__m128i>();
-                let target = to.as_mut_ptr().add(at).cast::<__m128i>();
-                let (first, second) = (_mm_loadu_si128(source), _mm_loadu_si128(source.add(1)));
-                let third = _mm_loadu_si128(source.add(2));
-                let fourth = _mm_loadu_si128(source.add(3));
-                _mm_stream_si128(target, first);
-                _mm_stream_si128(target.add(1), second);
-                _mm_stream_si128(target.add(2), third);
-                _mm_stream_si128(target.add(3), fourth);
-            }
-        }
-        to[lines..].copy_from_slice(&from[lines..]);
-        // SAFETY: SSE is part of x86-64.
-        unsafe { _mm_sfence() };
+    StreamFence::new().copy(to, from);
+}
+
+/// Copies of one thread past the caches. Other threads may see its later stores first until the value is dropped.
+#[derive(Debug)]
+pub(crate) struct StreamFence {
+    /// A fence orders the stores of its own thread.
+    stays: PhantomData<*const ()>,
+}
+
+impl StreamFence {
+    pub fn new() -> StreamFence {
+        StreamFence { stays: PhantomData }
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri), not(plain_copies))))]
-    to.copy_from_slice(from);
+
+    /// Copies `from` to `to` with stores past the caches. The caller hands `to` to no other thread before it drops this
+    /// value.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy(&self, to: &mut [u8], from: &[u8]) {
+        assert!(to.len() == from.len(), "a copy of another length");
+        #[cfg(all(target_arch = "x86_64", not(miri), not(plain_copies)))]
+        {
+            use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+            const LINE: usize = 64;
+            // Lines are stored whole, so that each is one write of the memory.
+            let begin = to.as_ptr().align_offset(LINE).min(to.len());
+            let lines = (to.len() - begin) / LINE * LINE;
+            to[..begin].copy_from_slice(&from[..begin]);
+            for at in (begin..begin + lines).step_by(LINE) {
+                // SAFETY: `at + LINE` does not exceed the equal lengths, and `to` is aligned to 16 bytes there. SSE2 is part
+                // of x86-64. The drop of `self` fences, before any other thread can access `to`; this
+                // thread's own accesses see its stores in the order of the program.
+                unsafe {
+                    let source = from.as_ptr().add(at).cast::<__m128i>();
+                    let target = to.as_mut_ptr().add(at).cast::<__m128i>();
+                    let (first, second) = (_mm_loadu_si128(source), _mm_loadu_si128(source.add(1)));
+                    let third = _mm_loadu_si128(source.add(2));
+                    let fourth = _mm_loadu_si128(source.add(3));
+                    _mm_stream_si128(target, first);
+                    _mm_stream_si128(target.add(1), second);
+                    _mm_stream_si128(target.add(2), third);
+                    _mm_stream_si128(target.add(3), fourth);
+                }
+            }
+            to[begin + lines..].copy_from_slice(&from[begin + lines..]);
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri), not(plain_copies))))]
+        to.copy_from_slice(from);
+    }
+}
+
+impl Drop for StreamFence {
+    fn drop(&mut self) {
+        #[cfg(all(target_arch = "x86_64", not(miri), not(plain_copies)))]
+        // SAFETY: SSE is part of x86-64.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -56,7 +87,7 @@ mod tests {
         struct Lines([u8; 512]);
         let source: Vec<u8> = (0..600_u32).map(|at| (at % 251) as u8).collect();
         for bytes in [0, 1, 15, 16, 63, 64, 65, 127, 128, 200, 384, 511] {
-            for (skip, begin) in [(0, 0), (1, 16), (7, 0), (16, 64)] {
+            for (skip, begin) in [(0, 0), (1, 16), (7, 3), (16, 64), (0, 61)] {
                 let bytes = bytes.min(512 - begin);
                 let mut place = Lines([0xee; 512]);
                 copy_streaming(
@@ -68,14 +99,5 @@ mod tests {
                 assert!(outside.into_iter().all(|&byte| byte == 0xee));
             }
         }
-    }
-
-    #[test]
-    #[should_panic(expected = "unaligned")]
-    fn unaligned_place_panics() {
-        let mut place = [0_u128; 4];
-        // SAFETY: the bytes of the numbers, for which any bytes are a value.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(place.as_mut_ptr().cast::<u8>(), 64) };
-        copy_streaming(&mut bytes[1..33], &[0; 32]);
     }
 }

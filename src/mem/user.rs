@@ -145,6 +145,15 @@ impl<'a> UserBuffers<'a> {
         self.output_bytes
     }
 
+    /// Returns whether no byte belongs to both input and output.
+    pub(crate) fn are_apart(&self) -> bool {
+        let (input, output) = (self.input as usize, self.output as usize);
+        self.input_bytes == 0
+            || self.output_bytes == 0
+            || input + self.input_bytes <= output
+            || output + self.output_bytes <= input
+    }
+
     /// Returns the address of the input, for overlap checks.
     pub(crate) fn input_address(&self) -> usize {
         self.input as usize
@@ -285,17 +294,29 @@ impl<'a> UserBuffers<'a> {
             return;
         }
         let (input, output) = (self.input.wrapping_add(from), self.output.wrapping_add(to));
-        let apart = (input as usize).abs_diff(output as usize);
-        assert!(
-            apart == 0 || apart >= bytes,
-            "input and output overlap in part"
-        );
+        let apart = self.assert_apart_or_same(from, to, bytes);
         // SAFETY: the assertions check bounds. The slices are disjoint, or only the output's slice is made.
         unsafe {
             let output = std::slice::from_raw_parts_mut(output, bytes);
             let input = (apart != 0).then(|| std::slice::from_raw_parts(input, bytes));
             work(input, output);
         }
+    }
+
+    /// Returns by how many bytes `bytes` bytes of the input from byte `from` are apart from those of the output at byte
+    /// `to`; 0 if they are the same memory.
+    ///
+    /// # Panics
+    /// If they overlap in part.
+    #[inline]
+    pub(crate) fn assert_apart_or_same(&self, from: usize, to: usize, bytes: usize) -> usize {
+        let input = self.input.wrapping_add(from) as usize;
+        let apart = input.abs_diff(self.output.wrapping_add(to) as usize);
+        assert!(
+            apart == 0 || apart >= bytes,
+            "input and output overlap in part"
+        );
+        apart
     }
 
     /// Copies `bytes` bytes of the input from byte `from` to the output at byte `to`, unless both

@@ -71,6 +71,29 @@ fn every_collective_type_and_operation_is_right_over_shm_and_tcp() {
     }
 }
 
+/// The first calls with large outputs compare ways to store them, two of each way in turn.
+#[test]
+fn large_outputs_are_right_by_both_ways_to_store_them() {
+    let mut rng = Rng(seed() + 7);
+    for transport in [TransportKind::Loopback, TransportKind::Shm] {
+        let mut cases = Vec::new();
+        for collective in &Collective::OF_ALL_RANKS {
+            for algorithm in Algorithm::FLAT {
+                let dtype = rng.pick(&[DType::F64, DType::I64]);
+                // Outputs of 4 MiB and more.
+                let mut call = Call::new(*collective, dtype, 530_000);
+                call.algorithm = Some(algorithm);
+                let mut case = Case::new(call, rng.next());
+                case.in_place = rng.below(4) == 0;
+                case.align = [rng.below(17), rng.below(17)];
+                cases.push(case);
+            }
+        }
+        // With two ranks some collectives have one algorithm only.
+        assert!(run(transport, 2, &cases).ran >= 2 * Collective::OF_ALL_RANKS.len());
+    }
+}
+
 #[test]
 fn every_count_and_algorithm_is_right_in_and_out_of_place() {
     // Cases skip algorithms that the table lacks, so the table itself must list these.

@@ -11,6 +11,7 @@ use super::MAX_SLEEP;
 use super::call_cache::{BufferExtents, CachedCall, CachedStep};
 use super::engine::HostEngine;
 use super::messages::{StepPlace, is_runnable, missing_flushes, missing_of_step};
+use super::output_writes::{LEAST_OUTPUT, OutputWrites};
 use super::state::{Chain, Chunk, InputStats, TILE, ZeroCopyProgress};
 use super::step::{StepPath, StepWork};
 use super::wait::WaitClock;
@@ -42,7 +43,8 @@ impl HostEngine {
         if self.cache.find(call).is_some() || !self.cache.wants(call) {
             return;
         }
-        let Some(extents) = BufferExtents::of(call, self.links.rank, self.links.nranks) else {
+        let extents = BufferExtents::of(call, self.links.rank, self.links.nranks);
+        let Some(extents) = extents.filter(|extents| extents.output < LEAST_OUTPUT) else {
             return;
         };
         // The call has run, so that its plan and reducers exist.
@@ -205,6 +207,7 @@ impl HostEngine {
                         takes: None,
                         gives: None,
                         buffers,
+                        writes: &mut OutputWrites::plain(),
                         stats: &mut InputStats::new(false),
                         scratch: &mut self.scratch,
                         scales: None,

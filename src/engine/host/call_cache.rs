@@ -126,7 +126,7 @@ pub(super) struct CachedStep {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BufferExtents {
     input: usize,
-    output: usize,
+    pub output: usize,
     /// Address of the input less the address of the output in an in-place call; `None` if they must be disjoint.
     in_place: Option<isize>,
 }

@@ -2,6 +2,7 @@
 
 use super::super::numbers::CallNumbers;
 use super::call_cache::CallCache;
+use super::output_writes::OutputChoices;
 use super::state::{Arithmetic, ChannelRun, ScaleKey, Scratch};
 use crate::bootstrap::OutOfBandRef;
 use crate::codec::TensorScales;
@@ -29,6 +30,7 @@ pub struct HostEngine {
     pub(super) planner: Planner,
     pub(super) isa: Isa,
     pub(super) scratch: Scratch,
+    pub(super) outputs: OutputChoices,
     /// Reducers of the latest calls, newest first. They are kept because programs repeat types and
     /// operators.
     arithmetics: VecDeque<Arc<Arithmetic>>,
@@ -83,6 +85,8 @@ impl HostEngine {
             gpu: None,
         };
         let scratch = Scratch::new(CAN_STREAM && has_slots_of_peers(&links));
+        // The payload of a message is complete before its header only in a slot.
+        let zero_copy = !links.checks_data && has_zero_copy(&mut links);
         HostEngine {
             planner: Planner::new(limits, links.rank, isa),
             numbers: CallNumbers::new(links.rank, links.nranks),
@@ -90,8 +94,9 @@ impl HostEngine {
             cache: CallCache::new(),
             spare_channels: Vec::new(),
             common_transport: common_transport(&links.kinds),
-            // The payload of a message is complete before its header only in a slot.
-            zero_copy: !links.checks_data && has_zero_copy(&mut links),
+            // Connections without slots send from the output soon after it is written.
+            outputs: OutputChoices::new(CAN_STREAM && !zero_copy),
+            zero_copy,
             links,
             exchange,
             fault,

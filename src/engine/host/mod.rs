@@ -19,6 +19,7 @@ mod cached_run;
 mod call_cache;
 mod engine;
 mod messages;
+mod output_writes;
 mod run;
 mod state;
 mod step;

@@ -3,6 +3,7 @@
 use super::super::Report;
 use super::engine::HostEngine;
 use super::messages::{StepPlace, is_runnable, missing_flushes, missing_of_step};
+use super::output_writes::OutputWrites;
 use super::state::{
     self, Arithmetic, Chain, ChannelRun, Chunk, InputStats, ScaleKey, ZeroCopyProgress,
 };
@@ -25,6 +26,7 @@ pub struct Run<'a> {
     pub(super) request: Request,
     pub(super) plan: Arc<Plan>,
     pub(super) buffers: UserBuffers<'a>,
+    writes: OutputWrites,
     pub(super) arithmetic: Arc<Arithmetic>,
     pub(super) signature: [u64; SIGNATURE_WORDS],
     pub(super) channels: Vec<ChannelRun>,
@@ -77,6 +79,7 @@ impl<'a> Run<'a> {
             arithmetic,
             plan,
             buffers,
+            writes: OutputWrites::plain(),
             signature: [0; SIGNATURE_WORDS],
             channels,
             wire_bytes: 0,
@@ -125,6 +128,8 @@ impl<'a> Run<'a> {
             .signature(self.plan.algorithm, self.plan.specs.intra, sequence)
             .words();
         self.record = engine.record_begin(self.signature);
+        let reduces = self.request.collective.reduces();
+        self.writes = engine.outputs.begin(reduces, &self.buffers);
         self.scales = ScaleKey::new(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
         self.feedback = self
@@ -269,6 +274,7 @@ impl<'a> Run<'a> {
             takes: self.plan.codec_of(step.takes),
             gives: self.plan.codec_of(step.gives),
             buffers: &mut self.buffers,
+            writes: &mut self.writes,
             stats: &mut self.stats,
             scratch: &mut engine.scratch,
             scales: scales.map(|(_, scales)| scales),
@@ -325,6 +331,7 @@ impl<'a> Run<'a> {
     pub(super) fn report(&mut self, engine: &mut HostEngine) -> Report {
         let transport = self.transport(engine);
         engine.spare_channels = std::mem::take(&mut self.channels);
+        engine.outputs.end(&self.writes);
         if let Some((key, scales)) = self.scales.take() {
             engine.keep_scales(key, scales);
         }

@@ -5,6 +5,7 @@
 mod sum;
 mod tile;
 
+use super::output_writes::OutputWrites;
 use super::state::{Arithmetic, Chain, Chunk, InputStats, Scratch};
 use crate::codec::feedback::Residuals;
 use crate::codec::{Codec, RoundingRandom, TensorScales};
@@ -30,6 +31,7 @@ pub(super) struct StepWork<'r, 'b> {
     /// Codec of the messages that the step sends; `None` if they are raw.
     pub gives: Option<&'r dyn Codec>,
     pub buffers: &'r mut UserBuffers<'b>,
+    pub writes: &'r mut OutputWrites,
     pub stats: &'r mut InputStats,
     pub scratch: &'r mut Scratch,
     /// Scales of the step's codec that are kept from call to call; `None` if the codec keeps none.
@@ -119,6 +121,7 @@ impl StepWork<'_, '_> {
         header: Option<Header>,
     ) -> u64 {
         let (step, base) = (self.step, channel * links.nranks);
+        self.writes.begin_step();
         let full_chunk = self.plan.geometry.chunk();
         let chained = chain.enter(step, self.scratch, full_chunk);
         if chained || self.scales.is_some() {
@@ -163,6 +166,7 @@ impl StepWork<'_, '_> {
             }
             None => self.apply(&sources, None, chain),
         }
+        self.writes.end_step();
         chain.leave(step, chained, self.scratch);
         // Every step of a forwarding chain sends the one received message, so only the last step
         // frees its slot.
@@ -233,7 +237,8 @@ impl StepWork<'_, '_> {
         match self.takes {
             None => {
                 let to = self.chunk.output.unwrap_or(0) * self.size();
-                self.buffers.write_output(to, &payload[..self.chunk.taken]);
+                let payload = &payload[..self.chunk.taken];
+                self.writes.write(self.buffers, to, payload);
             }
             Some(codec) => {
                 for (at, n) in self.tiles() {
@@ -255,7 +260,8 @@ impl StepWork<'_, '_> {
         let size = self.size();
         let from = self.chunk.input.unwrap_or(0) * size;
         let to = self.chunk.output.unwrap_or(0) * size;
-        self.buffers.copy(from, to, self.chunk.elements * size);
+        let bytes = self.chunk.elements * size;
+        self.writes.copy(self.buffers, from, to, bytes);
     }
 
     /// Adds the input's chunk to the output.

@@ -138,12 +138,9 @@ impl StepWork<'_, '_> {
         let to = self.chunk.output.unwrap_or(0) * size;
         let payload = &payload[..bytes];
         let Some(wire) = target else {
-            self.buffers
-                .lend(from, to, bytes, |input, output| match input {
-                    Some(input) => reducer.pair(input, payload, output),
-                    None => reducer.assign(output, payload),
-                });
-            return;
+            return self
+                .writes
+                .add(self.buffers, (from, to), (payload, reducer));
         };
         for (at, n) in self.tiles() {
             let raw = self.raw(at, n);
@@ -153,7 +150,7 @@ impl StepWork<'_, '_> {
                     reducer.pair(input, &payload[raw.clone()], wire);
                 });
             if self.step.writes() {
-                self.buffers.write_output(to + raw.start, wire);
+                self.writes.write(self.buffers, to + raw.start, wire);
             }
         }
     }
@@ -166,7 +163,7 @@ impl StepWork<'_, '_> {
         own.store(&self.scratch.acc, &mut wire[raw.clone()]);
         if self.step.writes() {
             let to = (self.chunk.output.unwrap_or(0) + at) * self.size();
-            self.buffers.write_output(to, &wire[raw]);
+            self.writes.write(self.buffers, to, &wire[raw]);
         }
     }
 

@@ -109,14 +109,14 @@ impl StepWork<'_, '_> {
         let size = self.size();
         let to = (self.chunk.output.unwrap_or(0) + at) * size;
         if self.plan.dtype.accumulator() == self.plan.dtype {
-            self.buffers
-                .write_output(to, self.scratch.acc.bytes(n * size));
+            let sum = self.scratch.acc.bytes(n * size);
+            self.writes.write(self.buffers, to, sum);
         } else {
             self.arithmetic
                 .own
                 .store(&self.scratch.acc, &mut self.scratch.bytes[..n * size]);
-            self.buffers
-                .write_output(to, &self.scratch.bytes[..n * size]);
+            let sum = &self.scratch.bytes[..n * size];
+            self.writes.write(self.buffers, to, sum);
         }
     }
 
