@@ -58,6 +58,13 @@ impl IdleQueue {
             starting: None,
         }
     }
+
+    /// Leaves the queue without a thread that waits. Returns what this thread would have served and its alarm, to be dropped
+    /// outside the lock.
+    fn give_up(&mut self) -> (Vec<RendezvousServer>, Option<Arc<UnixStream>>) {
+        self.owner = None;
+        (std::mem::take(&mut self.added), self.wake.take())
+    }
 }
 
 /// State of the thread that waits, as a thread with a new rendezvous finds it.
@@ -154,10 +161,7 @@ fn start_for(
         queue.starting = None;
         match &started {
             Ok(()) => (Vec::new(), None),
-            Err(_) => {
-                queue.owner = None;
-                (std::mem::take(&mut queue.added), queue.wake.take())
-            }
+            Err(_) => queue.give_up(),
         }
     });
     lost.0.into_iter().for_each(RendezvousServer::discard);
@@ -225,10 +229,7 @@ struct EndOfWaiter<'q>(&'q ForkSafe<IdleQueue>);
 impl Drop for EndOfWaiter<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let lost = self.0.with(|queue| {
-                queue.owner = None;
-                (std::mem::take(&mut queue.added), queue.wake.take())
-            });
+            let lost = self.0.with(IdleQueue::give_up);
             lost.0.into_iter().for_each(RendezvousServer::discard);
         }
     }

@@ -11,7 +11,7 @@ use super::MAX_SLEEP;
 use super::call_cache::{BufferExtents, CachedCall, CachedStep};
 use super::engine::HostEngine;
 use super::messages::{StepPlace, is_runnable, missing_flushes, missing_of_step};
-use super::output_writes::{LEAST_OUTPUT, OutputWrites};
+use super::output_writes::{LEAST_OUTPUT, OutputWrites, add_through_caches};
 use super::state::{Chain, Chunk, InputStats, TILE, ZeroCopyProgress};
 use super::step::{StepPath, StepWork};
 use super::wait::WaitClock;
@@ -183,10 +183,7 @@ impl HostEngine {
                     let reducer = &arithmetic.received;
                     record.begin(self, header);
                     self.take_message((index, step), header, bytes, |payload| {
-                        buffers.lend(from, to, bytes, |input, output| match input {
-                            Some(input) => reducer.pair(input, payload, output),
-                            None => reducer.assign(output, payload),
-                        });
+                        add_through_caches(buffers, (from, to), (payload, reducer));
                     })?;
                 }
                 StepPath::StoreMessage { to, bytes } => {

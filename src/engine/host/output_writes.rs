@@ -223,12 +223,22 @@ impl OutputWrites {
     ) {
         match self.fence(payload.len()) {
             Some(fence) => add_streaming(fence, buffers, (from, to), (payload, reducer)),
-            None => buffers.lend(from, to, payload.len(), |input, output| match input {
-                Some(input) => reducer.pair(input, payload, output),
-                None => reducer.assign(output, payload),
-            }),
+            None => add_through_caches(buffers, (from, to), (payload, reducer)),
         }
     }
+}
+
+/// Writes the sum of `payload` and the input from byte `from` to the output at byte `to`, through the caches.
+#[inline]
+pub(super) fn add_through_caches(
+    buffers: &mut UserBuffers<'_>,
+    (from, to): (usize, usize),
+    (payload, reducer): (&[u8], &Reducer),
+) {
+    buffers.lend(from, to, payload.len(), |input, output| match input {
+        Some(input) => reducer.pair(input, payload, output),
+        None => reducer.assign(output, payload),
+    });
 }
 
 /// Adds `payload` and the input in pieces that end with lines of the output, as far as its elements do.
@@ -243,6 +253,7 @@ fn add_streaming(
     let mut stage = Stage([0; STAGED]);
     let size = reducer.dtype().size();
     let up_to_line = (buffers.output_address() + to).wrapping_neg() % LINE;
+    // The first piece is empty if the output begins with a line.
     let (mut at, mut end) = (0, up_to_line / size * size);
     buffers.assert_apart_or_same(from, to, payload.len());
     while at < payload.len() {
