@@ -59,7 +59,7 @@ impl IdleQueue {
         }
     }
 
-    /// Leaves the queue without a thread that waits. Returns what this thread would have served and its alarm, to be dropped
+    /// Records that no thread waits for the queue. Returns what this thread would have served and its alarm, to be dropped
     /// outside the lock.
     fn give_up(&mut self) -> (Vec<RendezvousServer>, Option<Arc<UnixStream>>) {
         self.owner = None;
