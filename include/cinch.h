@@ -428,6 +428,11 @@ enum cinch_algorithm_t
      * again.
      */
     CINCH_ALGORITHM_HIERARCHICAL = 6,
+    /**
+     * All contributions go to rank 0, which sends the sum to every other rank: the fewest messages, but
+     * N-1 times the bytes for that rank.
+     */
+    CINCH_ALGORITHM_FLAT_TREE = 7,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -219,7 +219,7 @@ typedef struct ncclCollConfig_v23200 {
   int maxCTAs;
   int nvlsCTAs;
   int cgaClusterSize;
-  const char *algSelection; /* "ring", "tree", "oneshot" or "direct" */
+  const char *algSelection; /* "ring", "tree", "oneshot", "direct" or "flat_tree" */
   int forceAlgSelection;    /* whether a selection that cinch does not know is an error */
   int CTAPolicy;
   uint64_t userProfilerTag;

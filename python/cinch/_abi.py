@@ -96,6 +96,7 @@ class cinch_algorithm_t(enum.IntEnum):
     CINCH_ALGORITHM_ONESHOT = 4
     CINCH_ALGORITHM_DIRECT = 5
     CINCH_ALGORITHM_HIERARCHICAL = 6
+    CINCH_ALGORITHM_FLAT_TREE = 7
 
 
 class cinch_transport_t(enum.IntEnum):

@@ -23,7 +23,7 @@ SPECS = [
 ]  # fmt: skip
 
 ALGORITHMS = {
-    "all_reduce": ["ring", "tree", "oneshot", "direct"],
+    "all_reduce": ["ring", "tree", "oneshot", "direct", "flat_tree"],
     "reduce": ["ring", "tree", "oneshot", "direct"],
     "reduce_scatter": ["ring", "direct"],
     "broadcast": ["ring", "tree", "oneshot", "direct"],

@@ -26,7 +26,7 @@ COLLECTIVES = {
     "send": 8,
     "recv": 9,
 }
-ALGORITHMS = {"": 0, "ring": 2, "tree": 3, "oneshot": 4, "direct": 5, "hierarchical": 6}
+ALGORITHMS = {"": 0, "ring": 2, "tree": 3, "oneshot": 4, "direct": 5, "hierarchical": 6, "flat_tree": 7}
 OPERATORS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 
 

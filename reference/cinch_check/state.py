@@ -29,8 +29,8 @@ TENSOR_SPECS = ["linear8:tensor=1", "linear8:tensor=3", "dynamic8:tensor=2", "fp
 
 REDUCTIONS = [
     ("all_reduce", "ring"), ("all_reduce", "tree"), ("all_reduce", "oneshot"),
-    ("all_reduce", "direct"), ("reduce", "ring"), ("reduce", "tree"), ("reduce", "oneshot"),
-    ("reduce", "direct"), ("reduce_scatter", "ring"), ("reduce_scatter", "direct"),
+    ("all_reduce", "direct"), ("all_reduce", "flat_tree"), ("reduce", "ring"), ("reduce", "tree"),
+    ("reduce", "oneshot"), ("reduce", "direct"), ("reduce_scatter", "ring"), ("reduce_scatter", "direct"),
 ]  # fmt: skip
 
 MOVES = [
@@ -158,7 +158,7 @@ def check_fused(library: Library, elements: int, random: np.random.Generator) ->
         with Ranks(library, nranks, 8192) as ranks:
             while result.elements - begin < elements // 3:
                 calls, buffers = [], []
-                algorithm = str(random.choice(["ring", "tree", "oneshot", "direct"]))
+                algorithm = str(random.choice(["ring", "tree", "oneshot", "direct", "flat_tree"]))
                 spec, element = str(random.choice(specs)), [F32E, F16, BF16][random.integers(3)]
                 for _ in range(random.integers(1, 9)):
                     if random.random() < 0.15:

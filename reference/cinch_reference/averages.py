@@ -27,7 +27,7 @@ def shift_in_codec(element: Element, codec: Codec, algorithm: str, nranks: int) 
     if nranks == 1:
         return 0
     if codec.name == "cast16" or (codec.is_raw and element in (F16, F8E4M3, F8E5M2)):
-        return 0 if algorithm in ("direct", "oneshot") else steps
+        return 0 if algorithm in ("direct", "oneshot", "flat_tree") else steps
     if element is BF16 and codec.name not in WITHOUT_SHIFT:
         return steps + 1
     return 0

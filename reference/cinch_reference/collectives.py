@@ -46,7 +46,7 @@ def tree_total(run: Run, tree: int, root: int, c: Chunk) -> np.ndarray:
 
 
 def direct_total(run: Run, own: int | None, number: int, at: int, n: int) -> np.ndarray:
-    """Returns the sum in rank order, with the own contribution exact. Sections "Direct", "One-shot"."""
+    """Returns the sum in rank order, with the own contribution exact. Sections "Direct", "Flat tree", "One-shot"."""
     acc = None
     for rank in range(run.size):
         x = run.x(rank, at, n)
@@ -70,7 +70,7 @@ def parts_of(run: Run) -> int:
     if algorithm == "hierarchical":
         return hierarchical.parts(arguments.collective, run.comm.groups)
     if arguments.collective == "all_reduce":
-        return {"ring": run.size, "tree": 2, "oneshot": 1, "direct": run.size}[algorithm]
+        return {"ring": run.size, "tree": 2, "oneshot": 1, "direct": run.size, "flat_tree": 1}[algorithm]
     if arguments.collective in ("broadcast", "reduce"):
         return {"ring": 1, "tree": 2, "oneshot": 1, "direct": run.size}[algorithm]
     return 1

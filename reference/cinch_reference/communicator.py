@@ -22,7 +22,7 @@ COLLECTIVES = {
     "all_to_all": 7,
     "send_recv": 8,
 }
-ALGORITHMS = ["ring", "tree", "oneshot", "direct", "hierarchical"]
+ALGORITHMS = ["ring", "tree", "oneshot", "direct", "hierarchical", "flat_tree"]
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 

@@ -302,7 +302,7 @@ mod tests {
             }
             let last = self.lines.last_codes[region as usize];
             let code = (steps >> 16).min(last.into());
-            assert_eq!(code, self.magnitudes.nearest(y).into(), "{y:e}");
+            assert_eq!(code, i32::from(self.magnitudes.nearest(y)), "{y:e}");
             0
         }
 

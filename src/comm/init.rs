@@ -21,7 +21,7 @@ use crate::sys::log::{self, Level, LineForm, LogLabel};
 use crate::sys::numa;
 use crate::sys::nvml::Nvml;
 use crate::sys::nvtx;
-use crate::transport::{self, ConnectContext};
+use crate::transport::{self, ConnectContext, HostLoad};
 use crate::types::{CodecSpec, DeviceChoice, Subsystem, TransportKind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -354,7 +354,7 @@ fn on_host(
     })
     .inspect_err(|error| exchange.announce(error))?;
     let hosts = Groups::of_hosts(exchange.peers().iter().map(|peer| peer.host_id));
-    let machine = machine(exchange.peers(), config, &links.kinds, links.oversubscribed);
+    let machine = machine(exchange.peers(), config, &links.kinds, links.load);
     let info = CommInfo {
         transports: links.kinds.clone(),
         classes: Vec::new(),
@@ -409,13 +409,13 @@ fn machine(
     peers: &[PeerInfo],
     config: &Config,
     kinds: &[Option<TransportKind>],
-    oversubscribed: bool,
+    load: HostLoad,
 ) -> MachineFacts {
     let slowest = transport::slowest_links(peers, config, kinds);
     MachineFacts {
         transport: slowest.any,
         inside: slowest.inside,
-        oversubscribed,
+        load,
         measured: None,
     }
 }
@@ -473,7 +473,7 @@ mod tests {
                     transport,
                     ..Config::default()
                 };
-                let machine = machine(&peers, &config, &[None, Some(kind)], false);
+                let machine = machine(&peers, &config, &[None, Some(kind)], HostLoad::LIGHT);
                 (machine.transport, machine.inside)
             };
             assert_eq!(of(false, None, Tcp), by_shm, "{ranks:?}");

@@ -44,7 +44,7 @@ fn fits_launches(
     }
     match algorithm {
         Algorithm::Ring | Algorithm::Tree => true,
-        Algorithm::Direct | Algorithm::OneShot => matches!(
+        Algorithm::Direct | Algorithm::OneShot | Algorithm::FlatTree => matches!(
             request.collective,
             Collective::AllToAll | Collective::Gather | Collective::Scatter | Collective::SendRecv
         ),
@@ -78,12 +78,13 @@ pub(super) fn algorithms(
     codec: Option<&dyn Codec>,
 ) -> Vec<Algorithm> {
     let mut all = flat(request, limits, codec);
-    drop_ring(&mut all, request, limits, codec);
+    drop_unsuited(&mut all, request, limits, codec);
     all
 }
 
-/// Removes the ring from `all` if others lose less precision.
-pub(super) fn drop_ring(
+/// Removes the ring from `all` if others lose less precision, and the flat tree unless ranks share cores: where each rank
+/// has a core, one-shot takes fewer hops, and direct divides the work.
+pub(super) fn drop_unsuited(
     all: &mut Vec<Algorithm>,
     request: &Request,
     limits: &Limits,
@@ -91,6 +92,9 @@ pub(super) fn drop_ring(
 ) {
     if all.len() > 1 && !ring_is_gentle(request, limits, codec) {
         all.retain(|&algorithm| algorithm != Algorithm::Ring);
+    }
+    if limits.gpu.is_some() || !limits.machine.load.is_crowded() {
+        all.retain(|&algorithm| algorithm != Algorithm::FlatTree);
     }
 }
 

@@ -10,7 +10,7 @@
 //! | bf16, raw or in a codec with the range of fp32 | ceil(log2 N) + 1: the fp32 accumulator overflows too |
 //! | all others | 0 |
 //!
-//! Partial sums travel by ring, tree and hierarchical. By direct and one-shot, contributions travel and the
+//! Partial sums travel by ring, tree and hierarchical. By direct, one-shot and flat tree, contributions travel and the
 //! divided sum. The extra 1 leaves room for the errors of a codec.
 
 use super::Plan;
@@ -33,7 +33,10 @@ impl Plan {
 
 fn shift(dtype: DType, range: Option<MessageRange>, algorithm: Algorithm, nranks: usize) -> u32 {
     let least = nranks.next_power_of_two().ilog2();
-    let sums_travel = !matches!(algorithm, Algorithm::Direct | Algorithm::OneShot);
+    let sums_travel = !matches!(
+        algorithm,
+        Algorithm::Direct | Algorithm::OneShot | Algorithm::FlatTree
+    );
     let narrow = match (range, dtype) {
         (None, DType::F16 | DType::F8E4M3 | DType::F8E5M2) => true,
         (range, _) => range == Some(MessageRange::Half),

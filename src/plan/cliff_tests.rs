@@ -4,6 +4,7 @@ use super::gpu_tests::limits;
 use super::*;
 use crate::mem::PeerBufferLayout;
 use crate::schedule::Groups;
+use crate::transport::HostLoad;
 use crate::types::TransportKind;
 
 /// Largest fraction by which a larger message may be faster than a smaller message.
@@ -123,7 +124,7 @@ fn time_on_hosts_never_falls_when_size_grows() {
                 machine: MachineFacts {
                     transport,
                     inside: transport,
-                    oversubscribed: false,
+                    load: HostLoad::LIGHT,
                     measured: None,
                 },
                 hosts: Groups::ONE,

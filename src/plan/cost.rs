@@ -3,7 +3,7 @@
 use super::measured::{Link, MeasuredCosts};
 use super::work::{CandidateWork, moves_beside};
 use crate::codec::info;
-use crate::transport::{self, Caps};
+use crate::transport::{self, Caps, HostLoad};
 use crate::types::{CodecKind, TransportKind};
 
 /// Facts about the machine, equal on all ranks.
@@ -13,8 +13,8 @@ pub struct MachineFacts {
     pub transport: TransportKind,
     /// The slowest transport between any two ranks of the same host.
     pub inside: TransportKind,
-    /// Whether some host has more ranks than cores.
-    pub oversubscribed: bool,
+    /// The ranks and cores of the host with the most ranks for a core.
+    pub load: HostLoad,
     /// Costs that the communicator measured; if `None`, the model uses built-in constants.
     pub measured: Option<MeasuredCosts>,
 }
@@ -32,6 +32,13 @@ struct Constants {
     element_byte: f64,
 }
 
+/// Seconds of the turn of a rank that looks for its messages, finds none and yields its core.
+const TURN: f64 = 4e-6;
+
+/// Factor of the costs of messages in memory between ranks that share cores. Fitted, with [`TURN`], to all_reduces of 4 to
+/// 128 ranks on 2 cores (benches/FIGURES.md, Host memory and network).
+const EVICTED: f64 = 3.0;
+
 /// Seconds to load, add or store a byte of elements in cache.
 const ELEMENT_BYTE: f64 = 0.01e-9;
 
@@ -47,9 +54,14 @@ impl Constants {
             wire_byte: link(|caps| caps.byte_seconds),
             element_byte: ELEMENT_BYTE,
         };
-        if machine.oversubscribed {
-            // With more ranks than cores, a hop also waits until the scheduler runs the peer.
-            constants.hop += 3e-6;
+        // With more ranks than cores, a hop also waits until the scheduler runs the peer, after others of its core, which
+        // evict its slots from the core's caches.
+        if machine.load.is_crowded() {
+            constants.hop += TURN * machine.load.ranks_per_core();
+            if transport::caps(kind).is_some_and(Caps::shares_memory) {
+                constants.message *= EVICTED;
+                constants.wire_byte *= EVICTED;
+            }
         }
         constants
     }
@@ -99,14 +111,39 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
     })
 }
 
-/// Returns the predicted seconds of a call. Passes overlap, so the latency of the hops counts once.
+/// Returns the predicted seconds of a call, of which `works` is the work of some ranks: of the root, or of rank 0, and of
+/// others that are taken as like the rest. Passes overlap, so the latency of the hops counts once.
 /// A rank's work overlaps with the transfers on its host's network link, so the longer of the two
 /// counts.
-pub fn seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
+pub fn seconds(works: &[CandidateWork], machine: MachineFacts) -> f64 {
+    let longest = |times: &mut dyn Iterator<Item = f64>| times.fold(0.0, f64::max);
     if let Some(measured) = &machine.measured {
         let far = measured.link(machine.transport);
-        return measured.seconds(work, near(work, machine, far), far);
+        let time = |work| measured.seconds(work, near(work, machine, far), far);
+        return longest(&mut works.iter().map(time));
     }
+    let Some(first) = works.first() else {
+        return 0.0;
+    };
+    let pass = |work: &CandidateWork| pass_seconds(work, machine);
+    let root = pass(first);
+    let others = longest(&mut works[1..].iter().map(pass));
+    // Ranks that share cores work one after another. What the root does beyond others is done while they wait.
+    let core = match machine.load.is_crowded() {
+        true => others * machine.load.ranks_per_core() + (root - others).max(0.0),
+        false => root.max(others),
+    };
+    let [_, far_bytes] = first.wire_bytes.map(|bytes| bytes as f64);
+    let link = first.leaving as f64 * far_bytes * HOST_BYTE;
+    let [inside, between] =
+        [machine.inside, machine.transport].map(|kind| Constants::of(kind, machine).hop);
+    first.hops.between as f64 * between
+        + first.hops.inside as f64 * inside
+        + first.passes as f64 * core.max(link)
+}
+
+/// Returns the predicted seconds in which a rank works in one pass.
+fn pass_seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
     let between = Constants::of(machine.transport, machine);
     let inside = Constants::of(machine.inside, machine);
     let counts = &work.counts;
@@ -132,7 +169,7 @@ pub fn seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
         work.chunk as f64 * (encodes as f64 * encode + decodes as f64 * decode)
     };
     let [near_encodes, near_decodes] = counts.intra_coded;
-    let per_pass = cost(between, crossing, far_bytes)
+    cost(between, crossing, far_bytes)
         + cost(inside, intra, near_bytes)
         + cost(inside, messages - crossing - intra, far_bytes)
         + touched * chunk_bytes * inside.element_byte
@@ -141,11 +178,7 @@ pub fn seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
             1,
             counts.encodes - near_encodes,
             counts.decodes - near_decodes,
-        );
-    let link = work.leaving as f64 * far_bytes * HOST_BYTE;
-    work.hops.between as f64 * between.hop
-        + work.hops.inside as f64 * inside.hop
-        + work.passes as f64 * per_pass.max(link)
+        )
 }
 
 /// Returns the link between ranks of one host, for a communicator with measured costs. On several

@@ -180,7 +180,7 @@ fn heading(request: &Request, limits: &Limits) -> String {
         request.dtype,
         limits.nranks,
         limits.machine.transport,
-        if limits.machine.oversubscribed {
+        if limits.machine.load.is_crowded() {
             ", more ranks than cores"
         } else {
             ""

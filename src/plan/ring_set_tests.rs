@@ -5,6 +5,7 @@ use super::*;
 use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, Groups, VerifyLimits, verify};
 use crate::topology::{MachineGraph, PeerAccess, read_xml};
+use crate::transport::HostLoad;
 use crate::types::{Protocol, TransportKind};
 
 /// By this number the links of host tests are slower than those of the file, so that links and not cores decide.
@@ -31,7 +32,7 @@ fn host_limits(name: &str) -> Limits {
         machine: MachineFacts {
             transport: TransportKind::Shm,
             inside: TransportKind::Shm,
-            oversubscribed: false,
+            load: HostLoad::LIGHT,
             measured: None,
         },
         hosts: Groups::ONE,

@@ -1,20 +1,19 @@
 //! Lists the candidates for a call, with their predicted costs.
 
-use super::algorithms::{Codecs, between, drop_ring, flat, keeps, no_hierarchy};
+use super::algorithms::{Codecs, between, drop_unsuited, flat, keeps, no_hierarchy};
 use super::busiest::{busiest, leaving};
 use super::candidate::{Candidate, ChannelRings};
-use super::cost::seconds;
-use super::gpu;
 use super::limits::Limits;
 use super::link_time::LinkWork;
 use super::ring_set::ring_set;
 use super::tuning::KernelVariant;
 use super::work::{CandidateWork, moves_beside};
-use super::{Geometry, Request, chunk_max, granule};
+use super::{Geometry, Request, chunk_max, cost, gpu, granule};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::MAX_PEERS;
 use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level};
+use std::slice;
 
 /// Returns every candidate for `request`, or only candidates of the algorithm that it asks for.
 ///
@@ -75,7 +74,7 @@ pub fn candidates(
     {
         return variants(request, limits, codecs, &[preferred]);
     }
-    drop_ring(&mut all, request, limits, codec);
+    drop_unsuited(&mut all, request, limits, codec);
     variants(request, limits, codecs, &all)
 }
 
@@ -245,11 +244,10 @@ fn candidate(
         Some(codec) => codec.wire_bytes(elements),
     };
     let wire_bytes = Level::ALL.map(|level| message_bytes(level, chunk));
-    let mut most = (0.0, CostCounts::default());
+    let mut works = Vec::new();
     for rank in busiest(request, limits) {
-        let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
-        let work = CandidateWork {
-            counts,
+        works.push(CandidateWork {
+            counts: schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts),
             hops,
             passes: geometry.passes(),
             slots: limits.slots,
@@ -259,13 +257,14 @@ fn candidate(
             codecs: Level::ALL.map(|level| request.codec.at(level).kind),
             leaving,
             hosts: limits.hosts.count(),
-        };
-        let seconds = seconds(&work, limits.machine);
-        if seconds >= most.0 {
-            most = (seconds, counts);
-        }
+        });
     }
-    let (seconds, counts) = most;
+    let seconds = cost::seconds(&works, limits.machine);
+    let alone = |work: &CandidateWork| cost::seconds(slice::from_ref(work), limits.machine);
+    let busiest = works
+        .iter()
+        .max_by(|one, other| alone(one).total_cmp(&alone(other)));
+    let counts = busiest.map_or(CostCounts::default(), |work| work.counts);
     // Ranks work while their links move other chunks, so the longer of the two counts.
     let link_seconds = links.map_or(0.0, |links| links.seconds(&geometry, message_bytes));
     let seconds = seconds.max(link_seconds);
@@ -288,6 +287,7 @@ mod tests {
     use crate::cpu::Isa;
     use crate::plan::{Affine, MachineFacts, MeasuredCosts, Planner, gpu_tests};
     use crate::schedule::Groups;
+    use crate::transport::HostLoad;
     use crate::types::{Collective, TransportKind};
 
     fn limits(hosts: &Groups) -> Limits {
@@ -300,7 +300,7 @@ mod tests {
             machine: MachineFacts {
                 transport: TransportKind::Tcp,
                 inside: TransportKind::Shm,
-                oversubscribed: false,
+                load: HostLoad::LIGHT,
                 measured: None,
             },
             hosts: hosts.clone(),
@@ -390,6 +390,38 @@ mod tests {
                 assert_eq!(algorithm(&limits, codec), constant, "{codec} on {hosts:?}");
             }
         }
+    }
+
+    /// With many ranks for a core the fewest messages win, and for large sums divided work.
+    #[test]
+    fn flat_tree_is_for_small_sums_of_ranks_that_share_cores() {
+        let algorithm = |ranks: usize, cores: usize, count: usize| {
+            let mut limits = limits(&Groups::even_hosts(2, ranks / 2));
+            limits.hosts = Groups::ONE;
+            limits.machine.transport = TransportKind::Shm;
+            limits.machine.load = HostLoad { ranks, cores };
+            let request = gpu_tests::request(Collective::AllReduce, count, "raw");
+            let mut planner = Planner::new(limits, 0, Isa::Scalar);
+            planner.plan(&request).unwrap().algorithm
+        };
+        for ranks in [64, 256] {
+            assert_eq!(
+                algorithm(ranks, 2, 256),
+                Algorithm::FlatTree,
+                "{ranks} ranks"
+            );
+            assert_eq!(
+                algorithm(ranks, 2, 1 << 18),
+                Algorithm::Direct,
+                "{ranks} ranks"
+            );
+            assert_eq!(
+                algorithm(ranks, ranks, 256),
+                Algorithm::OneShot,
+                "{ranks} ranks"
+            );
+        }
+        assert_eq!(algorithm(8, 2, 256), Algorithm::OneShot);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod cost;
 mod direct;
 mod encodes;
 mod fan;
+mod flat_tree;
 mod generate;
 mod generator;
 mod groups;
@@ -51,6 +52,7 @@ const TABLE: [Generator; Algorithm::ALL.len()] = [
     oneshot::GENERATOR,
     direct::GENERATOR,
     hierarchical::GENERATOR,
+    flat_tree::GENERATOR,
 ];
 
 static GENERATORS: [Generator; TABLE.len()] = TABLE;

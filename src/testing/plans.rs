@@ -3,6 +3,7 @@
 use crate::mem::PeerBufferLayout;
 use crate::plan::{GpuLimits, Limits, MachineFacts, Request, Resident};
 use crate::schedule::Groups;
+use crate::transport::HostLoad;
 use crate::types::{CallTuning, Collective, DType, Fused, ReduceOp, TransportKind};
 
 /// Returns the limits of `nranks` GPUs of one host, of whose kernels `resident` blocks are resident at once.
@@ -17,7 +18,7 @@ pub fn gpu_limits(nranks: usize, resident: usize) -> Limits {
         machine: MachineFacts {
             transport: TransportKind::Cuda,
             inside: TransportKind::Cuda,
-            oversubscribed: false,
+            load: HostLoad::LIGHT,
             measured: None,
         },
         hosts: Groups::ONE,

@@ -5,7 +5,7 @@ use super::emulated::{self, Emulation};
 use super::inbox::{Inbox, InboxLayout};
 use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;
-use super::{ConnectContext, InboxMemory, Links, TRANSPORTS, Transport};
+use super::{ConnectContext, HostLoad, InboxMemory, Links, TRANSPORTS, Transport};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Sleeper};
@@ -166,12 +166,9 @@ impl<'a> Preparation<'a> {
         links.recvs.resize_with(channels * nranks, || None);
         links.kinds.resize(nranks, None);
 
-        let shares_cores = |peer: &PeerInfo| {
-            let (ranks, cores) = settings::crowd(peers, infos, peer.host_id);
-            ranks > cores
-        };
-        links.oversubscribed = peers.iter().any(shares_cores);
-        let crowded = shares_cores(&peers[me]);
+        let load = |peer: &PeerInfo| HostLoad::of_host(peers, infos, peer.host_id);
+        links.load = peers.iter().map(load).fold(HostLoad::LIGHT, HostLoad::max);
+        let crowded = load(&peers[me]).is_crowded();
         let mut pollables: Vec<Box<dyn Pollable>> = Vec::new();
         for (transport, prepared) in &mut self.prepared {
             let kind = transport.kind();
@@ -272,7 +269,7 @@ fn alone(shape: FifoShape, channels: usize) -> Links {
         recvs: (0..channels).map(|_| None).collect(),
         kinds: vec![None],
         buffer_bytes: 0,
-        oversubscribed: false,
+        load: HostLoad::LIGHT,
         checks_data: false,
         waiter: Box::new(RankWaiter::new(None, Vec::new(), false)),
     }

@@ -18,6 +18,7 @@ mod ends;
 mod frame;
 #[cfg(feature = "internal")]
 pub mod fuzz;
+mod host_load;
 mod inbox;
 mod loopback;
 pub(crate) mod mesh;
@@ -35,6 +36,7 @@ pub use crate::mem::Header;
 pub use connect::connect_all;
 pub use contract::Caps;
 pub use ends::{RecvEnd, RecvInto, SendEnd, SendFrom, Waiter};
+pub use host_load::HostLoad;
 pub use inbox::InboxMemory;
 pub use settings::{SlowestLinks, slot_bytes, slowest_links};
 pub use shared_host::merge_hosts;
@@ -115,8 +117,8 @@ pub struct Links {
     pub kinds: Vec<Option<TransportKind>>,
     /// Bytes of slot memory of this rank.
     pub buffer_bytes: usize,
-    /// Whether some host has more ranks than cores for them. All ranks have the same value.
-    pub oversubscribed: bool,
+    /// The load of the host with the most ranks for a core. All ranks have the same value.
+    pub load: HostLoad,
     /// Whether messages carry the CRC-32C of their payload.
     pub checks_data: bool,
     /// Waits for any of the connections.

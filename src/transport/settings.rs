@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES};
 use crate::sys::cgroup::GroupMemory;
-use crate::sys::cpu::{self, CoreSet};
+use crate::sys::cpu::CoreSet;
 use crate::types::TransportKind;
 use crate::wire::{Reader, Wire, WireResult, Writer};
 
@@ -232,28 +232,6 @@ impl Wire for ConnectInfo {
             trouble: reader.text()?,
         })
     }
-}
-
-/// Returns the number of ranks of a host, and the number of cores that any of these ranks may run on.
-/// Launchers often bind each rank to a core of its own.
-pub(super) fn crowd(
-    peers: &[PeerInfo],
-    infos: &[ConnectInfo],
-    host_id: [u8; 16],
-) -> (usize, usize) {
-    let mut all = CoreSet::default();
-    let mut ranks = 0;
-    for (_, info) in peers
-        .iter()
-        .zip(infos)
-        .filter(|(peer, _)| peer.host_id == host_id)
-    {
-        ranks += 1;
-        for (all, word) in all.iter_mut().zip(info.cores) {
-            *all |= word;
-        }
-    }
-    (ranks, cpu::count(&all))
 }
 
 /// Reads the infos of all ranks.

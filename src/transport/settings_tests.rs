@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::Origin;
+use crate::transport::HostLoad;
 
 fn peer(rank: usize, host: u8, process: u8) -> PeerInfo {
     PeerInfo {
@@ -193,8 +194,12 @@ fn cores_of_a_host_are_counted_once() {
     };
     let peers = [peer(0, 1, 1), peer(1, 1, 2), peer(2, 2, 3), peer(3, 1, 4)];
     let bound = [info(1), info(2), info(1), info(2)];
-    assert_eq!(crowd(&peers, &bound, peers[0].host_id), (3, 2));
-    assert_eq!(crowd(&peers, &bound, peers[2].host_id), (1, 1));
+    let load = |infos: &[ConnectInfo], peer: usize| {
+        let HostLoad { ranks, cores } = HostLoad::of_host(&peers, infos, peers[peer].host_id);
+        (ranks, cores)
+    };
+    assert_eq!(load(&bound, 0), (3, 2));
+    assert_eq!(load(&bound, 2), (1, 1));
     let free = [info(15), info(15), info(15), info(15)];
-    assert_eq!(crowd(&peers, &free, peers[0].host_id), (3, 4));
+    assert_eq!(load(&free, 0), (3, 4));
 }

@@ -20,6 +20,9 @@ named_enum! {
         /// Runs inside each host first, then between hosts on each rail, then inside each host
         /// again.
         Hierarchical = 4, "hierarchical";
+        /// All contributions go to rank 0, which sends the sum to every other rank: the fewest messages, but
+        /// N-1 times the bytes for that rank.
+        FlatTree = 5, "flat_tree";
     }
 }
 

@@ -16,6 +16,7 @@ use cinch::mem::PeerBufferLayout;
 use cinch::plan::{GpuLimits, Limits, MachineFacts, Resident};
 use cinch::schedule::Groups;
 use cinch::testing::{Data, Pattern, local_world, value};
+use cinch::transport::HostLoad;
 use cinch::types::{
     Algorithm, Call, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Scalar, ScaleRule,
     TransportKind,
@@ -68,7 +69,7 @@ fn limits(nranks: usize) -> (Limits, PeerBufferLayout) {
         machine: MachineFacts {
             transport: TransportKind::Cuda,
             inside: TransportKind::Cuda,
-            oversubscribed: false,
+            load: HostLoad::LIGHT,
             measured: None,
         },
         hosts: Groups::ONE,

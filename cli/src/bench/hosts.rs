@@ -11,7 +11,7 @@ use cinch::config::{CodecPolicy, CommFacts};
 use cinch::cpu::Isa;
 use cinch::plan::{Candidate, Limits, MachineFacts, Planner, Request, candidates};
 use cinch::schedule::{self, Groups, Schedule, SchedulePattern};
-use cinch::transport;
+use cinch::transport::{self, HostLoad};
 use cinch::types::TransportKind;
 use cinch::{Algorithm, Config};
 use std::io::Write;
@@ -73,7 +73,7 @@ pub fn limits(config: &Config, nranks: usize, hosts: &Groups) -> cinch::Result<L
         machine: MachineFacts {
             transport: config.transport.unwrap_or(between),
             inside: config.transport.unwrap_or(TransportKind::Shm),
-            oversubscribed: false,
+            load: HostLoad::LIGHT,
             measured: None,
         },
         hosts: hosts.clone(),

@@ -72,6 +72,7 @@ pub(super) fn algorithm(algorithm: Algorithm) -> &'static CStr {
         Algorithm::OneShot => c"ONESHOT",
         Algorithm::Direct => c"DIRECT",
         Algorithm::Hierarchical => c"HIERARCHICAL",
+        Algorithm::FlatTree => c"FLAT_TREE",
     }
 }
 

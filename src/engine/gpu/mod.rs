@@ -55,6 +55,7 @@ use crate::recorder::{CallState, FlightRecorder};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::topology::RankTopology;
+use crate::transport::HostLoad;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use kernels::{BlockShape, Kernels};
 use launch::{PreparedPlan, copy};
@@ -190,7 +191,7 @@ impl GpuEngine {
             machine: MachineFacts {
                 transport: between.unwrap_or(gpu_links::KIND),
                 inside: gpu_links::KIND,
-                oversubscribed: false,
+                load: HostLoad::LIGHT,
                 measured: None,
             },
             hosts,

@@ -202,7 +202,7 @@ impl World {
             &vec![config.clone(); self.peers.len()],
             first,
             |links, exchange| {
-                assert!(links.oversubscribed, "ranks share a core");
+                assert!(links.load.is_crowded(), "ranks share a core");
                 body(links, exchange);
             },
         );

@@ -10,7 +10,7 @@ use cinch::mem::UserBuffers;
 use cinch::plan::{MachineFacts, Request};
 use cinch::schedule::Groups;
 use cinch::sync::Fault;
-use cinch::transport::{ConnectContext, Header, Links, RecvEnd, Waiter, connect_all};
+use cinch::transport::{ConnectContext, Header, HostLoad, Links, RecvEnd, Waiter, connect_all};
 use cinch::types::TransportKind;
 use cinch::{CallTuning, CodecSetting, Collective, Config, DType, ErrorKind, ReduceOp};
 use std::fmt;
@@ -157,7 +157,7 @@ fn one_message(
                 let machine = MachineFacts {
                     transport,
                     inside: transport,
-                    oversubscribed: true,
+                    load: HostLoad { ranks: 2, cores: 1 },
                     measured: None,
                 };
                 let hosts = Groups::of_hosts(exchange.peers().iter().map(|peer| peer.host_id));

@@ -8,6 +8,7 @@ use crate::gpu::abi::MAX_PEERS;
 use crate::mem::PeerBufferLayout;
 use crate::plan::{GpuLimits, Limits, MachineFacts, Resident};
 use crate::schedule::{self, Groups};
+use crate::transport::HostLoad;
 use crate::types::{Algorithm, CallTuning, CodecSpec, Collective, DType, Fused, TransportKind};
 
 fn limits(hosts: &Groups, nranks: usize, channels: usize) -> Limits {
@@ -23,7 +24,7 @@ fn limits(hosts: &Groups, nranks: usize, channels: usize) -> Limits {
         machine: MachineFacts {
             transport: TransportKind::Tcp,
             inside: TransportKind::Cuda,
-            oversubscribed: false,
+            load: HostLoad::LIGHT,
             measured: None,
         },
         hosts: hosts.clone(),

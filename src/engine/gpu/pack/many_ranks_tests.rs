@@ -8,6 +8,7 @@ use crate::mem::PeerBufferLayout;
 use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Groups;
 use crate::testing::plan_request;
+use crate::transport::HostLoad;
 use crate::types::{Algorithm, Collective, Kernel, TransportKind};
 
 /// Returns the numbers of launches of all ranks; the error of the first rank that has one.
@@ -110,7 +111,7 @@ fn limits(groups: &Groups, nranks: usize, ranks_per_gpu: usize) -> Limits {
         machine: MachineFacts {
             transport: TransportKind::Tcp,
             inside: TransportKind::Cuda,
-            oversubscribed: false,
+            load: HostLoad::LIGHT,
             measured: None,
         },
         hosts: groups.clone(),

@@ -9,6 +9,7 @@ use crate::mem::{PeerBufferLayout, Staging};
 use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Groups;
 use crate::sys::cuda::mock::MockMachine as Gpus;
+use crate::transport::HostLoad;
 use crate::types::{
     CallTuning, CodecSetting, CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS,
     TransportKind,
@@ -129,7 +130,7 @@ impl Bench {
             machine: MachineFacts {
                 transport: TransportKind::Tcp,
                 inside: TransportKind::Cuda,
-                oversubscribed: false,
+                load: HostLoad::LIGHT,
                 measured: None,
             },
             hosts: Groups::even_hosts(2, 1),
