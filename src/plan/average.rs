@@ -62,6 +62,7 @@ mod tests {
                 assert_eq!(raw(dtype, Algorithm::Ring, nranks), least);
                 assert_eq!(raw(dtype, Algorithm::Tree, nranks), least);
                 assert_eq!(raw(dtype, Algorithm::Direct, nranks), 0);
+                assert_eq!(raw(dtype, Algorithm::FlatTree, nranks), 0);
                 let full = Some(MessageRange::Full);
                 assert_eq!(shift(dtype, full, Algorithm::Ring, nranks), 0);
             }

@@ -114,7 +114,7 @@ fn time_by_tables_of_the_library_never_falls_when_size_grows() {
 #[test]
 fn time_on_hosts_never_falls_when_size_grows() {
     for transport in [TransportKind::Shm, TransportKind::Tcp] {
-        for nranks in [2, 4, 8] {
+        for (nranks, cores) in [(2, 2), (4, 4), (8, 8), (4, 2), (64, 2)] {
             let limits = Limits {
                 nranks,
                 slot_bytes: 128 << 10,
@@ -124,7 +124,10 @@ fn time_on_hosts_never_falls_when_size_grows() {
                 machine: MachineFacts {
                     transport,
                     inside: transport,
-                    load: HostLoad::LIGHT,
+                    load: HostLoad {
+                        ranks: nranks,
+                        cores,
+                    },
                     measured: None,
                 },
                 hosts: Groups::ONE,
@@ -132,7 +135,7 @@ fn time_on_hosts_never_falls_when_size_grows() {
                 gpu: None,
             };
             let found = falls(&limits, &["raw", "linear8"]);
-            assert!(found.is_empty(), "{transport} {found:#?}");
+            assert!(found.is_empty(), "{transport}, {cores} cores: {found:#?}");
         }
     }
 }

@@ -13,7 +13,8 @@ pub struct MachineFacts {
     pub transport: TransportKind,
     /// The slowest transport between any two ranks of the same host.
     pub inside: TransportKind,
-    /// The ranks and cores of the host with the most ranks for a core.
+    /// The ranks and cores of the host with the most ranks for a core; [`HostLoad::LIGHT`] if no host has more ranks
+    /// than cores.
     pub load: HostLoad,
     /// Costs that the communicator measured; if `None`, the model uses built-in constants.
     pub measured: Option<MeasuredCosts>,
@@ -113,6 +114,7 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
 
 /// Returns the predicted seconds of a call, of which `works` is the work of some ranks: of the root, or of rank 0, and of
 /// others that are taken as like the rest. Passes overlap, so the latency of the hops counts once.
+/// Measured costs contain the load of a host, since all of its ranks measured at the same time.
 /// A rank's work overlaps with the transfers on its host's network link, so the longer of the two
 /// counts.
 pub fn seconds(works: &[CandidateWork], machine: MachineFacts) -> f64 {

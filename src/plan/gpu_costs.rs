@@ -225,7 +225,7 @@ fn coded_steps(request: &Request, counts: &CostCounts) -> [usize; 2] {
 fn sends_to_all(algorithm: Algorithm) -> bool {
     matches!(
         algorithm,
-        Algorithm::Direct | Algorithm::OneShot | Algorithm::Tree
+        Algorithm::Direct | Algorithm::OneShot | Algorithm::Tree | Algorithm::FlatTree
     )
 }
 

@@ -37,7 +37,7 @@ pub fn candidates(
                 ErrorKind::Unsupported,
                 format!(
                     "{} by oneshot with codec {}: a tensor scale needs an owner for each \
-                         chunk; use ring, tree or direct",
+                         chunk; use ring, tree, direct or flat_tree",
                     request.collective, request.codec.inter
                 ),
             ));
@@ -392,36 +392,63 @@ mod tests {
         }
     }
 
+    /// Returns limits of ranks on one host, connected by shared memory.
+    fn one_host(nranks: usize, cores: usize) -> Limits {
+        let mut limits = Limits {
+            nranks,
+            hosts: Groups::ONE,
+            ..limits(&Groups::even_hosts(2, 2))
+        };
+        limits.machine.transport = TransportKind::Shm;
+        limits.machine.load = HostLoad {
+            ranks: nranks,
+            cores,
+        };
+        limits
+    }
+
     /// With many ranks for a core the fewest messages win, and for large sums divided work.
     #[test]
     fn flat_tree_is_for_small_sums_of_ranks_that_share_cores() {
-        let algorithm = |ranks: usize, cores: usize, count: usize| {
-            let mut limits = limits(&Groups::even_hosts(2, ranks / 2));
-            limits.hosts = Groups::ONE;
-            limits.machine.transport = TransportKind::Shm;
-            limits.machine.load = HostLoad { ranks, cores };
-            let request = gpu_tests::request(Collective::AllReduce, count, "raw");
-            let mut planner = Planner::new(limits, 0, Isa::Scalar);
+        let algorithm = |ranks: usize, cores: usize, bytes: usize, codec: &str| {
+            let request = gpu_tests::request(Collective::AllReduce, bytes / 4, codec);
+            let mut planner = Planner::new(one_host(ranks, cores), 0, Isa::Scalar);
             planner.plan(&request).unwrap().algorithm
         };
-        for ranks in [64, 256] {
-            assert_eq!(
-                algorithm(ranks, 2, 256),
-                Algorithm::FlatTree,
-                "{ranks} ranks"
-            );
-            assert_eq!(
-                algorithm(ranks, 2, 1 << 18),
-                Algorithm::Direct,
-                "{ranks} ranks"
-            );
-            assert_eq!(
-                algorithm(ranks, ranks, 256),
-                Algorithm::OneShot,
-                "{ranks} ranks"
-            );
+        for codec in ["raw", "linear8"] {
+            for ranks in [33, 64, 256] {
+                let of = |cores: usize, bytes: usize| algorithm(ranks, cores, bytes, codec);
+                let what = format!("{codec}: {ranks} ranks");
+                assert_eq!(of(2, 1 << 10), Algorithm::FlatTree, "{what}");
+                assert_eq!(of(2, 16 << 10), Algorithm::FlatTree, "{what}");
+                assert_ne!(of(ranks, 1 << 10), Algorithm::FlatTree, "{what}");
+                // A single rank would send the sum to all others.
+                assert_ne!(of(2, 64 << 20), Algorithm::FlatTree, "{what}");
+            }
         }
-        assert_eq!(algorithm(8, 2, 256), Algorithm::OneShot);
+        assert_eq!(algorithm(8, 2, 1 << 10, "raw"), Algorithm::OneShot);
+    }
+
+    #[test]
+    fn predicted_time_does_not_depend_on_the_root() {
+        for (nranks, cores) in [(2, 1), (8, 2), (8, 8), (33, 2)] {
+            for collective in [Collective::Broadcast, Collective::Reduce] {
+                let predicted = |root: usize| {
+                    let request = Request {
+                        root,
+                        ..gpu_tests::request(collective, 1 << 14, "raw")
+                    };
+                    let all = candidates(&request, &one_host(nranks, cores), [None; 2]).unwrap();
+                    let of = |one: &Candidate| (one.algorithm, one.seconds);
+                    all.iter().map(of).collect::<Vec<_>>()
+                };
+                for root in [1, nranks / 2, nranks - 1] {
+                    let what =
+                        format!("{collective} of {nranks} ranks on {cores} cores from {root}");
+                    assert_eq!(predicted(root), predicted(0), "{what}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::types::{CodecKind, TransportKind};
 /// The work of one candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CandidateWork {
-    /// Work of the busiest rank in one pass.
+    /// Work of one rank in one pass.
     pub counts: CostCounts,
     /// Longest chain of messages in a pass, each of which waits for the message before it.
     pub hops: Hops,

@@ -3,7 +3,7 @@
 //!
 //! | collective | chunks of a pass | chunk c |
 //! | --- | --- | --- |
-//! | all_reduce, reduce, broadcast | ring: W N for all_reduce, else 1; tree 2; oneshot 1; direct N; hierarchical: see `hierarchical` | part c of the pass's range; with W N parts rank c / W owns it, with 2 parts tree c carries it |
+//! | all_reduce, reduce, broadcast | ring: W N for all_reduce, else 1; tree 2; oneshot and flat_tree 1; direct N; hierarchical: see `hierarchical` | part c of the pass's range; with W N parts rank c / W owns it, with 2 parts tree c carries it |
 //! | all_gather, gather | W N | part c mod W of rank c / W's block |
 //! | reduce_scatter, scatter | W N | part c mod W of the block of rank c / W |
 //! | all_to_all | N * N | c = source * N + destination |

@@ -299,6 +299,7 @@ fn sums_of_1024_ranks_are_right() {
     let rooted = [Collective::Broadcast, Collective::Reduce];
     prove_1024(Algorithm::OneShot, &rooted, None);
     prove_1024(Algorithm::OneShot, &[Collective::AllReduce], Some(2));
+    prove_1024(Algorithm::FlatTree, &[Collective::AllReduce], Some(2));
     prove_1024(
         Algorithm::Direct,
         &[Collective::AllReduce, Collective::ReduceScatter],

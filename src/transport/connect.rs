@@ -6,7 +6,6 @@ use super::inbox::{Inbox, InboxLayout};
 use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;
 use super::{ConnectContext, HostLoad, InboxMemory, Links, TRANSPORTS, Transport};
-use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Sleeper};
 use crate::sync::{CAUSE_TIMEOUT, Fault};
@@ -166,9 +165,9 @@ impl<'a> Preparation<'a> {
         links.recvs.resize_with(channels * nranks, || None);
         links.kinds.resize(nranks, None);
 
-        let load = |peer: &PeerInfo| HostLoad::of_host(peers, infos, peer.host_id);
-        links.load = peers.iter().map(load).fold(HostLoad::LIGHT, HostLoad::max);
-        let crowded = load(&peers[me]).is_crowded();
+        let loads = HostLoad::of_hosts(peers, infos);
+        links.load = loads.values().copied().fold(HostLoad::LIGHT, HostLoad::max);
+        let crowded = loads[&peers[me].host_id].is_crowded();
         let mut pollables: Vec<Box<dyn Pollable>> = Vec::new();
         for (transport, prepared) in &mut self.prepared {
             let kind = transport.kind();

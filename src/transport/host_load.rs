@@ -3,6 +3,7 @@
 use super::settings::ConnectInfo;
 use crate::bootstrap::PeerInfo;
 use crate::sys::cpu::{self, CoreSet};
+use std::collections::HashMap;
 
 /// The ranks of a host and the cores on which they may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,28 +19,24 @@ impl HostLoad {
     /// A host whose ranks have a core each.
     pub const LIGHT: HostLoad = HostLoad { ranks: 1, cores: 1 };
 
-    /// Returns the load of a host.
-    pub(super) fn of_host(
+    /// Returns the load of each host, by the identifier of the host.
+    pub(super) fn of_hosts(
         peers: &[PeerInfo],
         infos: &[ConnectInfo],
-        host_id: [u8; 16],
-    ) -> HostLoad {
-        let mut all = CoreSet::default();
-        let mut ranks = 0;
-        for (_, info) in peers
-            .iter()
-            .zip(infos)
-            .filter(|(peer, _)| peer.host_id == host_id)
-        {
-            ranks += 1;
+    ) -> HashMap<[u8; 16], HostLoad> {
+        let mut hosts: HashMap<[u8; 16], (usize, CoreSet)> = HashMap::new();
+        for (peer, info) in peers.iter().zip(infos) {
+            let (ranks, all) = hosts.entry(peer.host_id).or_default();
+            *ranks += 1;
             for (all, word) in all.iter_mut().zip(info.cores) {
                 *all |= word;
             }
         }
-        HostLoad {
-            ranks,
-            cores: cpu::count(&all).max(1),
-        }
+        let load = |(id, (ranks, all))| {
+            let cores = cpu::count(&all).max(1);
+            (id, HostLoad { ranks, cores })
+        };
+        hosts.into_iter().map(load).collect()
     }
 
     /// Returns whether ranks share cores.

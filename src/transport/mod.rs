@@ -117,7 +117,8 @@ pub struct Links {
     pub kinds: Vec<Option<TransportKind>>,
     /// Bytes of slot memory of this rank.
     pub buffer_bytes: usize,
-    /// The load of the host with the most ranks for a core. All ranks have the same value.
+    /// The load of the host with the most ranks for a core; [`HostLoad::LIGHT`] if no host has more ranks than cores.
+    /// All ranks have the same value.
     pub load: HostLoad,
     /// Whether messages carry the CRC-32C of their payload.
     pub checks_data: bool,

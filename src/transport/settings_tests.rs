@@ -195,7 +195,7 @@ fn cores_of_a_host_are_counted_once() {
     let peers = [peer(0, 1, 1), peer(1, 1, 2), peer(2, 2, 3), peer(3, 1, 4)];
     let bound = [info(1), info(2), info(1), info(2)];
     let load = |infos: &[ConnectInfo], peer: usize| {
-        let HostLoad { ranks, cores } = HostLoad::of_host(&peers, infos, peers[peer].host_id);
+        let HostLoad { ranks, cores } = HostLoad::of_hosts(&peers, infos)[&peers[peer].host_id];
         (ranks, cores)
     };
     assert_eq!(load(&bound, 0), (3, 2));

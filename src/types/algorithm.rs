@@ -27,7 +27,7 @@ named_enum! {
 }
 
 impl Algorithm {
-    /// The algorithms that treat all ranks alike, whatever host they are on, in numeric order.
+    /// The algorithms that ignore the hosts of the ranks, in numeric order.
     pub const FLAT: [Algorithm; Algorithm::ALL.len() - 1] = {
         let mut flat = [Algorithm::Ring; Algorithm::ALL.len() - 1];
         let (mut at, mut count) = (0, 0);

@@ -44,7 +44,8 @@ fn possible(mut case: Case) -> Case {
         collective,
         Collective::AllToAll | Collective::Gather | Collective::Scatter | Collective::SendRecv
     );
-    let sends_to_all = matches!(algorithm, Some(Algorithm::Direct | Algorithm::OneShot));
+    use Algorithm::{Direct, FlatTree, OneShot};
+    let sends_to_all = matches!(algorithm, Some(Direct | OneShot | FlatTree));
     if sends_to_all && !is_divisible {
         case.call.algorithm = None;
     }

@@ -7,13 +7,6 @@ use cinch::testing::{largest, local_world, set_value, value};
 use cinch::types::Extent;
 use cinch::{Algorithm, Collective, Config, DType, ReduceOp};
 
-const ALGORITHMS: [Algorithm; 4] = [
-    Algorithm::Ring,
-    Algorithm::Tree,
-    Algorithm::OneShot,
-    Algorithm::Direct,
-];
-
 fn encode(dtype: DType, numbers: &[f64]) -> Vec<u8> {
     let mut bytes = vec![0; numbers.len() * dtype.size()];
     for (&number, element) in numbers.iter().zip(bytes.chunks_mut(dtype.size())) {
@@ -93,7 +86,7 @@ fn averages_of_narrow_floats_are_finite_and_right_up_to_the_largest_number() {
                 let most = largest(dtype);
                 for (collective, algorithm) in REDUCING
                     .iter()
-                    .flat_map(|&c| ALGORITHMS.map(|algorithm| (c, algorithm)))
+                    .flat_map(|&c| Algorithm::FLAT.map(|algorithm| (c, algorithm)))
                 {
                     let call = Call {
                         algorithm: Some(algorithm),
@@ -200,7 +193,7 @@ fn average_of_integers_is_refused_unless_it_may_wrap() {
         DType::U64,
     ] {
         for collective in REDUCING {
-            for algorithm in ALGORITHMS {
+            for algorithm in Algorithm::FLAT {
                 let call = Call {
                     algorithm: Some(algorithm),
                     ..average(collective, dtype, 16)

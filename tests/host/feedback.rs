@@ -130,17 +130,10 @@ fn drift(nranks: usize, call: &Call, calls: usize) -> f64 {
         .fold(0.0, f64::max)
 }
 
-const ALGORITHMS: [Algorithm; 4] = [
-    Algorithm::Ring,
-    Algorithm::Tree,
-    Algorithm::Direct,
-    Algorithm::OneShot,
-];
-
 #[test]
 fn dropped_values_arrive_later_on_every_algorithm() {
     for nranks in [2, 3, 4, 10] {
-        for algorithm in ALGORITHMS {
+        for algorithm in Algorithm::FLAT {
             for codec in ["linear8:block=32", "dynamic8", "mantissa8", "cast_bf16"] {
                 let call = all_reduce(codec, algorithm, 3000, true);
                 let (few, many) = (drift(nranks, &call, 4), drift(nranks, &call, 24));
@@ -347,7 +340,7 @@ fn imported_residuals_continue_the_exported_run() {
 #[test]
 fn first_call_of_negative_zeros_gives_all_ranks_the_same_bits() {
     for codec in ["cast16", "cast_bf16", "trunc16", "linear8"] {
-        for algorithm in ALGORITHMS {
+        for algorithm in Algorithm::FLAT {
             let outputs = local_world(10, &Config::default(), |comm| {
                 let call = all_reduce(codec, algorithm, 100, true);
                 let first = run(comm, &call, &[-0.0; 100]);

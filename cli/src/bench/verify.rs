@@ -489,7 +489,7 @@ fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -
     match (collective.reduces(), algorithm) {
         (false, _) => 1.0,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
-        (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
+        (true, Algorithm::OneShot | Algorithm::Direct | Algorithm::FlatTree) => 2.0,
         // A chain through all ranks, such as a ring, has the longest path. A hierarchical schedule encodes
         // once inside a host and then once for each host.
         (true, _) => n,
@@ -501,7 +501,7 @@ fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -
 fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
     let n = contributions as f64;
     match algorithm {
-        Algorithm::OneShot | Algorithm::Direct => 2.0,
+        Algorithm::OneShot | Algorithm::Direct | Algorithm::FlatTree => 2.0,
         // Each level of the tree rounds once.
         Algorithm::Tree => n.log2().ceil() + 2.0,
         Algorithm::Ring => n + 1.0,

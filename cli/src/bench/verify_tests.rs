@@ -175,6 +175,7 @@ fn rounded_sum(
 fn sums_of_few_bits_without_a_rank_are_wrong() {
     for (algorithm, ranks) in [
         (Algorithm::Direct, 8),
+        (Algorithm::FlatTree, 8),
         (Algorithm::OneShot, 2),
         (Algorithm::Tree, 8),
         (Algorithm::Tree, 16),

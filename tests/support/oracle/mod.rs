@@ -336,11 +336,11 @@ fn sum_tolerance(
         roundings * (unit + 2f64.powi(-24).min(unit)) * magnitude * second_order + roundings * least
     };
     if report.codec.is_lossy() {
-        // Number of encodes that affect an element. One-shot encodes each contribution, direct the
+        // Number of encodes that affect an element. One-shot encodes each contribution, direct and flat tree the
         // contributions and the sum, other algorithms every partial sum.
         let encodes = match report.algorithm {
             Algorithm::OneShot => 1.0,
-            Algorithm::Direct => 2.0,
+            Algorithm::Direct | Algorithm::FlatTree => 2.0,
             _ => n,
         };
         let step = largest_encode_error(report.codec.inter, sum_of_maxima);
