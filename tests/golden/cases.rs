@@ -712,7 +712,7 @@ fn refusals(nranks: usize) -> Batch {
         ("op", |call| call.op = 5),
         ("operator", |call| call.op = u32::MAX),
         ("collective", |call| call.collective = 10),
-        ("algorithm", |call| call.algorithm = 7),
+        ("algorithm", |call| call.algorithm = 99),
         ("algorithm/auto", |call| call.algorithm = 1),
         ("comm", |call| call.comm = std::ptr::null_mut()),
         ("sendbuf", |call| call.sendbuf = std::ptr::null()),
