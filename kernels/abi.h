@@ -196,6 +196,16 @@ struct cinch_residuals {
   uint32_t arrived; /* blocks that have finished the call */
 };
 
+/* The header of the scales of one tensor in device memory, which a codec with a scale for each chunk keeps from call
+ * to call (tensor=K). One fp32 scale for each chunk that the rank may encode follows at CINCH_SCALES_BYTES; 0 stands
+ * for none. The chunk whose first element has index i of block b of the input has scale
+ * i / chunk + b. */
+enum { CINCH_SCALES_BYTES = 256 };
+struct cinch_scales {
+  uint32_t calls;   /* since all scales were dropped; a call that finds 0 drops them */
+  uint32_t arrived; /* blocks that have finished the call */
+};
+
 /* A call, or one message of a group. Block b of the launch drives channel c = b - first_block of
  * the work that b falls into. It uses the connections of channel first_channel + c of the
  * communicator and executes the passes c, c + channels, c + 2 * channels, ... */
@@ -210,6 +220,7 @@ struct cinch_work {
   uint64_t signature_hash;           /* upper bits of flags, and payload of an ll header */
   struct cinch_residuals *residuals; /* of error feedback; 0 without it */
   uint64_t span;                     /* elements of an array of residuals */
+  struct cinch_scales *scales;       /* of a codec with a scale for each chunk; else 0 */
   uint32_t parts;
   uint32_t passes;
   uint16_t first_block;
@@ -220,7 +231,8 @@ struct cinch_work {
   uint16_t nsteps;
   uint8_t combine; /* cinch_combine */
   uint8_t flags;
-  uint16_t unused;
+  uint8_t ends; /* 1: the last launch of its call, after which kept scales are a call older */
+  uint8_t unused;
   struct cinch_codec_words codec;
 };
 
@@ -282,9 +294,10 @@ static_assert(sizeof(cinch_comm_view) == 616, "abi");
 static_assert(offsetof(cinch_comm_view, fifo) == 544, "abi");
 static_assert(offsetof(cinch_comm_view, ranks) == 584, "abi");
 static_assert(sizeof(cinch_step) == 24, "abi");
-static_assert(sizeof(cinch_work) == 160, "abi");
+static_assert(sizeof(cinch_work) == 168, "abi");
 static_assert(sizeof(cinch_residuals) == 8, "abi");
-static_assert(offsetof(cinch_work, codec) == 128, "abi");
+static_assert(sizeof(cinch_scales) == 8, "abi");
+static_assert(offsetof(cinch_work, codec) == 136, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
 static_assert(sizeof(cinch_oneshot_args) == 784, "abi");
 static_assert(offsetof(cinch_oneshot_args, codec) == 736, "abi");

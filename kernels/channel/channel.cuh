@@ -5,6 +5,7 @@
 #pragma once
 
 #include "channel/block.cuh"
+#include "ptx/base.cuh"
 
 namespace cinch {
 
@@ -18,6 +19,7 @@ struct BatchSlots {
 
 // A step of the schedule, applied to one pass over the message, in the form that the movers
 // execute.
+struct ChunkScale;
 struct Job {
   const uint8_t *input;  // the chunk in the input
   uint8_t *output;       // the chunk in the output
@@ -41,6 +43,7 @@ struct Job {
   __device__ __forceinline__ uint32_t source_flag(uint32_t r) const;
   __device__ __forceinline__ uint32_t target_flag(uint32_t t) const;
   __device__ __forceinline__ bool refresh() const;
+  __device__ __forceinline__ ChunkScale &scale() const;
 
   __device__ __forceinline__ bool writes() const {
     return op != CINCH_SEND && op != CINCH_RECV_REDUCE_SEND &&
@@ -54,11 +57,31 @@ struct Job {
     return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_COPY_SEND ||
            op == CINCH_RECV_REDUCE_FINISH_SEND;
   }
+  // Returns whether the step encodes or forwards messages, with a codec.
+  __device__ __forceinline__ bool sends_codes() const { return nsend > 0 && !raw_send; }
+  // Returns whether it sends the codes that it receives.
+  __device__ __forceinline__ bool forwards() const { return op == CINCH_RECV_COPY_SEND; }
   // Returns whether the step reads the rank's own contribution.
   __device__ __forceinline__ bool reads() const {
     return op == CINCH_SEND || op == CINCH_COPY || op == CINCH_REDUCE ||
            (sums() && own != CINCH_OWN_ABSENT);
   }
+};
+
+// The scale of a chunk that a job encodes, with a codec that has a scale for each chunk.
+struct ChunkScale {
+  float scale;       // the kept scale; 0 if there is none, and the movers must find the largest magnitude
+  uint32_t largest;  // bits of the largest magnitude; not finite if an element is not
+  uint32_t moved;    // tiles that are encoded or forwarded
+
+  // Returns whether the chunk needs a new scale.
+  __device__ __forceinline__ bool is_new() const { return scale == 0; }
+  // Returns the scale by which the chunk is encoded.
+  __device__ __forceinline__ float of_chunk() const {
+    return is_new() ? float_of(largest) : scale;
+  }
+  // States that an element of the chunk is not finite.
+  __device__ __forceinline__ void poison() { atomicMax(&largest, 0x7fc00000u); }
 };
 
 // Shared memory caches a list of up to this many steps and a list of up to KEPT_PEERS peers. A
@@ -81,6 +104,7 @@ struct Batch {
 struct Channel {
   BatchSlots slots[2];
   Job jobs[2][CINCH_MAX_BATCH];
+  ChunkScale scales[2][CINCH_MAX_BATCH];  // of the jobs
   Batch batches[2];
   cinch_work work;
   cinch_step steps[KEPT_STEPS];
@@ -109,6 +133,10 @@ __device__ __forceinline__ uint32_t Job::target_flag(uint32_t t) const {
 }
 __device__ __forceinline__ bool Job::refresh() const {
   return this_channel().slots[half].refresh != 0;
+}
+__device__ __forceinline__ ChunkScale &Job::scale() const {
+  Channel &own = this_channel();
+  return own.scales[half][this - own.jobs[half]];
 }
 
 }  // namespace cinch

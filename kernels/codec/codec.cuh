@@ -16,7 +16,8 @@
 //
 // Under a tensor scale, where block() is 0, the scale is a parameter. The kernel that fills a chunk
 // first sets its scale word to 0 (clear_scale). After a barrier the stores of all lanes raise the
-// word to the scale, or to NaN if an element is not finite.
+// word to the scale, or to NaN if an element is not finite. The schedule kernels, whose chunks lie in memory of
+// others, store the codes (store_codes) and once the number of the chunk (store_number).
 //
 // A Format has
 //   numbers            fp32 numbers of a block: 0; 1, a scale; or 2, such as minimum and maximum
@@ -77,6 +78,8 @@ class WarpCodec {
   static constexpr bool scaled = numbers > 0;
   static constexpr bool draws = Format::draws;
   static constexpr int code_bits = Format::code_bits;
+  // Whether a chunk may have one scale, which a call takes from an earlier call.
+  static constexpr bool keeps_scales = std::is_same<Params, cinch_scaled_params>::value;
 
   // 16 codes and the fp32 numbers of the block to which they belong.
   struct Codes {
@@ -122,6 +125,9 @@ class WarpCodec {
 
   // Returns the number of elements in a block; 0 if the whole chunk is one block.
   CINCH_HD uint32_t block() const { return params_.log2_block ? 1u << params_.log2_block : 0; }
+
+  // Returns whether a chunk has one scale.
+  CINCH_HD bool has_chunk_scale() const { return keeps_scales && params_.log2_block == 0; }
 
   // Returns the random numbers for encoding a chunk of contributions (`which` 0) or of sums
   // (`which` 1). `first` is the index in the message of the chunk's first element.
@@ -242,6 +248,21 @@ class WarpCodec {
       at[0] = codes.number[0];
       if constexpr (Format::numbers == 2) at[1] = codes.number[1];
     }
+  }
+
+  // Sets the scale by which a chunk is encoded.
+  CINCH_HD void set_scale(float scale) {
+    if constexpr (keeps_scales) params_.scale = scale;
+  }
+
+  // Load and store the number of a chunk that has one scale.
+  template <class Size>
+  CINCH_HD float number(const uint8_t *wire, Size n) const {
+    return *numbers_of(wire, n);
+  }
+  template <class Size>
+  CINCH_HD void store_number(uint8_t *wire, Size n, float number) const {
+    *const_cast<float *>(numbers_of(wire, n)) = number;
   }
 
   // Sets the scale word of a chunk under a tensor scale to 0, before any lane stores codes to the

@@ -28,8 +28,8 @@ struct cinch_scaled_params {
   float scale;         /* with log2_block 0: the scale for encoding. Decoding reads the wire's. */
   /* linear8, dynamic8: keys of the random numbers for contributions and for sums. */
   uint32_t key[2][2];
-  uint32_t unused;
-  uint32_t draws; /* linear8, dynamic8: whether rounding is stochastic */
+  uint32_t refresh; /* with log2_block 0: calls for which schedule kernels keep a scale */
+  uint32_t draws;   /* linear8, dynamic8: whether rounding is stochastic */
 };
 
 /* The parameters of codecs of few bits: minmax, terngrad, onebit, trunc, threshold2. */

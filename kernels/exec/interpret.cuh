@@ -26,6 +26,7 @@
 #include "abi.h"
 #include "channel/channel.cuh"
 #include "channel/feedback.cuh"
+#include "channel/scales.cuh"
 #include "fifo/fifo.cuh"
 #include "ptx/grid.cuh"
 
@@ -78,6 +79,7 @@ struct Walk {
 // A `Mover` executes steps in one protocol, for one element type or codec. It has
 //   static constexpr int protocol
 //   static constexpr bool draws              whether its codec may round stochastically
+//   static constexpr bool keeps_scales       whether its codec may have a scale for each chunk
 //   static void prepare(uint32_t threads)    fills tables in shared memory: called once by the
 //                                            movers, before a barrier among them
 //   static uint64_t factor_at(uint64_t)      loads the factor of a pre-multiplied sum
@@ -86,11 +88,31 @@ struct Walk {
 //   uint32_t tile_elements() const           elements that a warp moves at once
 //   bool has_fast_path(const Job &) const    whether whole tiles may take the faster loops
 //   void tiles(const Job &, uint32_t first, uint32_t last)   moves tiles; called by a whole warp
+//   void scan(const Job &, uint32_t first, uint32_t last)    with keeps_scales: finds the largest
+//                                            magnitude that tiles() will encode
 
 // Returns the number of tiles in a chunk of `elements`.
 template <class Mover>
 __device__ __forceinline__ uint32_t tiles_of(const Mover &mover, uint32_t elements) {
   return (elements + mover.tile_elements() - 1) / mover.tile_elements();
+}
+
+// Calls visit(job, first tile, end) for this warp's share of the tiles of all jobs of a batch. The share is contiguous, so
+// that the warp reads a job once for many tiles.
+template <class Visit>
+__device__ __forceinline__ void each_share(const Channel &own, uint32_t half, uint32_t tiles,
+                                           Visit &&visit) {
+  const uint32_t all = tiles * own.batches[half].jobs;
+  uint32_t first = all * mover_warp() >> LOG2_MOVER_WARPS;
+  uint32_t left = (all * (mover_warp() + 1) >> LOG2_MOVER_WARPS) - first;
+  const Job *job = own.jobs[half];
+  for (; first >= tiles; first -= tiles) ++job;
+#pragma unroll 1
+  for (; left > 0; ++job, first = 0) {
+    const uint32_t last = min(tiles, first + left);
+    visit(*job, first, last);
+    left -= last - first;
+  }
 }
 
 // Moves the payload of a batch. Each chunk has at most `tiles` tiles: only the last parts of a pass
@@ -105,19 +127,19 @@ __device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t ha
   if (Mover::protocol != CINCH_SIMPLE && own.slots[half].refresh) {
     tiles = max(tiles, tiles_of(mover, comm.fifo.slot_bytes / mover.element_bytes()));
   }
-  // Each warp takes a contiguous share of the tiles of all jobs, so that it reads a job once for
-  // many tiles.
-  const uint32_t all = tiles * own.batches[half].jobs;
-  uint32_t first = all * mover_warp() >> LOG2_MOVER_WARPS;
-  uint32_t left = (all * (mover_warp() + 1) >> LOG2_MOVER_WARPS) - first;
-  const Job *job = own.jobs[half];
-  for (; first >= tiles; first -= tiles) ++job;
-#pragma unroll 1
-  for (; left > 0; ++job, first = 0) {
-    const uint32_t last = min(tiles, first + left);
-    mover.tiles(*job, first, last);
-    left -= last - first;
-  }
+  each_share(own, half, tiles, [&](const Job &job, uint32_t first, uint32_t last) {
+    mover.tiles(job, first, last);
+  });
+}
+
+// Finds the largest magnitudes of the chunks of a batch that need a new scale.
+template <class Mover>
+__device__ __noinline__ void scan_batch(const cinch_comm_view &comm, uint32_t half, uint32_t tiles) {
+  Channel &own = this_channel();
+  const Mover mover(own.work, comm, {own.stopped});
+  each_share(own, half, tiles, [&](const Job &job, uint32_t first, uint32_t last) {
+    mover.scan(job, first, last);
+  });
 }
 
 // Fills the job of `step`. `peers` is the index in Channel::peers of the step's peers.
@@ -257,6 +279,12 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
         arrive_moved(half);
         break;
       }
+      if constexpr (Mover::keeps_scales) {
+        if (own.work.scales != nullptr) {
+          if (!stop.is_set()) scan_batch<Mover>(comm, half, tiles);
+          sync_movers();
+        }
+      }
       if (!stop.is_set()) move_batch<Mover>(comm, half, tiles);
       arrive_moved(half);
     }
@@ -288,6 +316,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
         Job &job = own.jobs[half][mine];
         locate(own, step, at_peers, pass, element_bytes, half, job);
         job.fast_path = mover.has_fast_path(job);
+        if (Mover::keeps_scales && own.work.scales != nullptr) begin_scale(own.work, job);
       }
       if (mine == 0) {
         own.batches[half] = {batch.batch, batch.recv_mask, batch.send_mask, at, pass};
@@ -327,9 +356,13 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     }
     if (!stop.is_set()) publisher.finish();
   }
-  if (own.work.residuals != nullptr) {
+  const bool ends_scales = Mover::keeps_scales && own.work.scales != nullptr && own.work.ends;
+  if (own.work.residuals != nullptr || ends_scales) {
     __syncthreads();
-    if (threadIdx.x == 0 && !stop.is_set()) end_feedback(*own.work.residuals, channels);
+    if (threadIdx.x == 0 && !stop.is_set()) {
+      if (own.work.residuals != nullptr) end_feedback(*own.work.residuals, channels);
+      if (ends_scales) end_scales(*own.work.scales, own.work.codec.word[REFRESH_WORD], channels);
+    }
   }
 }
 

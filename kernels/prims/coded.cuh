@@ -16,6 +16,7 @@
 
 #include "abi.h"
 #include "channel/channel.cuh"
+#include "channel/scales.cuh"
 #include "codec/codec.cuh"
 #include "dtype/average.cuh"
 #include "dtype/element.cuh"
@@ -30,6 +31,7 @@ class CodedSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = C::draws;
+  static constexpr bool keeps_scales = C::keeps_scales;
 
   static __device__ __forceinline__ void prepare(uint32_t threads) { C::prepare(threads); }
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
@@ -55,7 +57,7 @@ class CodedSimple {
                        (job.sums() && job.own != CINCH_OWN_CODED);
     return known && job.raw_recv == 0 && !job.raw_send &&
            (job.nrecv == 0 || Whole::HAS_ROOM) && job.aligned &&
-           tile_elements() == WARP_TILE && (!C::scaled || codec_.block() != 0) &&
+           tile_elements() == WARP_TILE && (!C::scaled || keeps_scales || codec_.block() != 0) &&
            (!(work_.flags & CINCH_PREMULTIPLY) || (Whole::SCALES && work_.flags & CINCH_AVERAGE)) &&
            work_.residuals == nullptr &&
            !(averages && (job.nrecv == 0 || (nranks_ & (nranks_ - 1)) != 0));
@@ -64,15 +66,31 @@ class CodedSimple {
   __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
     const uint32_t whole = job.fast_path ? max(first, min(last, job.elements / WARP_TILE)) : first;
     if (first < whole) {
-      if (job.nrecv == 0) {
-        Whole::send_tiles(work_, job, first, whole);
-      } else if (!job.sums()) {
-        Whole::recv_tiles(work_, job, first, whole);
+      if constexpr (keeps_scales) {
+        if (has_chunk_scale()) {
+          whole_tiles<WholeTiles<E, C, true>>(job, first, whole);
+        } else {
+          whole_tiles<Whole>(job, first, whole);
+        }
       } else {
-        Whole::sum_tiles(work_, job, nranks_, first, whole);
+        whole_tiles<Whole>(job, first, whole);
       }
     }
-    if (whole < last) any_tiles(work_, nranks_, job, whole, last);
+    if (whole < last) any_tiles(work_, nranks_, job, whole, last, false);
+    if constexpr (keeps_scales) {
+      if (work_.scales != nullptr && job.sends_codes()) {
+        const uint32_t there = (job.elements + WARP_TILE - 1) / WARP_TILE;
+        const uint32_t moved = min(last, there) - min(first, there);
+        if (moved > 0) finish_scale(work_, nranks_, job, moved, there);
+      }
+    }
+  }
+
+  // Finds the largest magnitude that tiles `first` to `last` - 1 of the chunk will encode, if the chunk needs a new scale.
+  __device__ __forceinline__ void scan(const Job &job, uint32_t first, uint32_t last) const {
+    if (!job.sends_codes() || job.forwards() || !job.scale().is_new()) return;
+    const uint32_t there = (job.elements + WARP_TILE - 1) / WARP_TILE;
+    if (first < there) any_tiles(work_, nranks_, job, first, min(last, there), true);
   }
 
  private:
@@ -87,26 +105,91 @@ class CodedSimple {
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
       : work_(work), codec_(work.codec), nranks_(nranks) {}
 
-  // Moves tiles `first` to `last` - 1 of a step of any kind. The function constructs another
-  // CodedSimple, so that callers on the fast path need not construct a codec.
-  static __device__ __noinline__ void any_tiles(const cinch_work &work, uint32_t nranks,
-                                                const Job &job, uint32_t first, uint32_t last) {
-    const CodedSimple mover(work, nranks);
-#pragma unroll 1
-    for (uint32_t t = first; t < last; ++t) mover.tile(job, t);
+  template <class Loops>
+  __device__ __forceinline__ void whole_tiles(const Job &job, uint32_t first, uint32_t last) const {
+    if (job.nrecv == 0) {
+      Loops::send_tiles(work_, job, first, last);
+    } else if (!job.sums()) {
+      Whole::recv_tiles(work_, job, first, last);
+    } else {
+      Loops::sum_tiles(work_, job, nranks_, first, last);
+    }
   }
 
-  // Moves one tile of a step of any kind.
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
+  // Moves tiles `first` to `last` - 1 of a step of any kind, or scans them for the largest magnitude. The function
+  // constructs another CodedSimple, so that callers on the fast path need not construct a codec.
+  static __device__ __noinline__ void any_tiles(const cinch_work &work, uint32_t nranks,
+                                                const Job &job, uint32_t first, uint32_t last,
+                                                bool scans) {
+    CodedSimple mover(work, nranks);
+    if (mover.has_chunk_scale()) mover.codec_.set_scale(job.scale().of_chunk());
+#pragma unroll 1
+    for (uint32_t t = first; t < last; ++t) mover.tile(job, t, scans);
+  }
+
+  // Counts `moved` tiles, of all `there` tiles of a chunk, as encoded or forwarded. The warp that has the last of them
+  // stores the number of the chunk, and keeps its scale if it is new.
+  static __device__ __noinline__ void finish_scale(const cinch_work &work, uint32_t nranks,
+                                                   const Job &job, uint32_t moved,
+                                                   uint32_t there) {
+    ChunkScale &scale = job.scale();
+    bool is_last = false;
+    __syncwarp();
+    if (lane_id() == 0) {
+      __threadfence_block();  // SYNC POINT chunk scale: this warp's elements and its part of `largest`
+      is_last = atomicAdd(&scale.moved, moved) + moved == there;
+      __threadfence_block();  // SYNC POINT chunk scale: those of all warps
+    }
+    if (!__any_sync(~0u, is_last)) return;
+    const C codec(work.codec);
+    const uint32_t n = job.elements;
+    const bool is_poisoned = !is_finite(float_of(*(volatile uint32_t *)&scale.largest));
+    float number = scale.of_chunk();
+    if (job.forwards()) {
+      number = codec.number(job.source(0), n);
+    } else if (is_poisoned) {
+      number = float_of(QUIET_NAN);
+    }
+    for (uint32_t t = lane_id(); t < job.nsend; t += WARP) {
+      codec.store_number(job.target(t), n, number);
+    }
+    if (job.forwards()) return;
+    if (!scale.is_new()) {
+      if (is_poisoned) poison(work, nranks, job, there);
+    } else if (lane_id() == 0) {
+      *kept_scale(work, job) = is_poisoned ? 0 : number;
+    }
+  }
+
+  // Gives a chunk the output and the residuals that it has because of an element that is not finite, which a warp has
+  // found after others had stored theirs.
+  static __device__ __noinline__ void poison(const cinch_work &work, uint32_t nranks,
+                                             const Job &job, uint32_t tiles) {
+    const CodedSimple mover(work, nranks);
+#pragma unroll 1
+    for (uint32_t t = 0; t < tiles; ++t) {
+      const uint32_t at = t * WARP_TILE;
+      float x[HELD];
+#pragma unroll
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = float_of(QUIET_NAN);
+      if (job.writes()) mover.store_user(job, at, x);
+      if (work.residuals != nullptr) mover.residuals(job, at).keep_old(valid(job, at));
+    }
+  }
+
+  __device__ __forceinline__ bool has_chunk_scale() const { return codec_.has_chunk_scale(); }
+
+  // Moves one tile of a step of any kind. With `scans` it only raises the largest magnitude of the chunk.
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile, bool scans) const {
     const uint32_t begin = tile * tile_elements();
     const uint32_t n = job.elements;
     if (begin >= n) return;
     const uint32_t end = min(begin + tile_elements(), n);
-    const bool forwards = job.op == CINCH_RECV_COPY_SEND;
+    const bool forwards = job.forwards();
     if (forwards) forward(job, begin, end);
     const bool sends = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
     const bool encodes = sends && !job.raw_send;
-    const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
+    const bool twice = C::scaled && encodes && (scans || tile_elements() > WARP_TILE);
     Summary summary = C::empty_summary();
     // Summarizes this rank's contribution before an in-place step overwrites any element of the
     // block.
@@ -145,7 +228,19 @@ class CodedSimple {
         if (job.writes()) store_user(job, at, x);
       }
       if (round == 0) codec_.combine_lanes(summary);
+      if constexpr (keeps_scales) {
+        if (scans) return raise(job, summary);
+      }
     }
+  }
+
+  // Raises the largest magnitude of the chunk to that of any lane.
+  static __device__ __forceinline__ void raise(const Job &job, float largest) {
+#pragma unroll
+    for (uint32_t lanes = 1; lanes < WARP; lanes *= 2) {
+      largest = larger_magnitude(largest, from_lane(largest, lanes));
+    }
+    if (lane_id() == 0) atomicMax(&job.scale().largest, bits_of(magnitude_of(largest)));
   }
 
   // Returns how many of this lane's elements are in the chunk.
@@ -303,9 +398,8 @@ class CodedSimple {
     Codes codes;
     codec_.encode(x, summary, job.elements, Lane::mine(at), Whole::random_of(codec_, job), codes);
     if (work_.residuals != nullptr) codec_.damp(codes);
-    for (uint32_t t = 0; t < job.nsend; ++t) {
-      codec_.store(job.target(t), job.elements, Lane::mine(at), codes);
-    }
+    if (has_chunk_scale() && !is_finite(codes.number[0])) job.scale().poison();
+    for (uint32_t t = 0; t < job.nsend; ++t) store(job.target(t), job, at, codes);
     if (work_.residuals != nullptr) {
       keep_residuals(job, at, codes, x);
     } else if (job.writes()) {
@@ -338,14 +432,22 @@ class CodedSimple {
     for (uint32_t at = begin; at < end; at += WARP_TILE) {
       Codes codes;
       codec_.load(job.source(0), job.elements, Lane::mine(at), codes);
-      for (uint32_t t = 0; t < job.nsend; ++t) {
-        codec_.store(job.target(t), job.elements, Lane::mine(at), codes);
-      }
+      for (uint32_t t = 0; t < job.nsend; ++t) store(job.target(t), job, at, codes);
+    }
+  }
+
+  // Stores this lane's codes to a slot, and the numbers of its block if the chunk has several blocks.
+  __device__ __forceinline__ void store(uint8_t *slot, const Job &job, uint32_t at,
+                                        const Codes &codes) const {
+    if (has_chunk_scale()) {
+      codec_.store_codes(slot, job.elements, Lane::mine(at), codes);
+    } else {
+      codec_.store(slot, job.elements, Lane::mine(at), codes);
     }
   }
 
   const cinch_work &work_;
-  const C codec_;
+  C codec_;
   uint32_t nranks_;
 };
 

@@ -33,6 +33,7 @@ template <class E, class Piece, bool REDUCES>
 class FlaggedMover {
  public:
   static constexpr bool draws = false;
+  static constexpr bool keeps_scales = false;
 
   static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {

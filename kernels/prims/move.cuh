@@ -124,6 +124,7 @@ class MoveSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = false;
+  static constexpr bool keeps_scales = false;
 
   static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return address; }

@@ -42,6 +42,14 @@ class Residuals {
     }
   }
 
+  // Keeps the old residuals.
+  __device__ __forceinline__ void keep_old(uint32_t there) const {
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) {
+      if (k < there) next_[k] = now_[k];
+    }
+  }
+
  private:
   const float *now_;
   float *next_;

@@ -98,7 +98,11 @@ class EncodedTiles {
   __device__ __forceinline__ EncodedTiles(const C &codec, uint32_t n)
       : code_bytes_(WARP_TILE / 8 * codec.bits()),
         numbers_(padded_code_bytes(n, codec.bits())),
-        numbers_of_tile_(C::scaled ? C::numbers * WARP_TILE / codec.block() : 0) {}
+        numbers_of_tile_(!C::scaled ? 0
+                         : codec.log2_block() == 0
+                             ? 1
+                             : C::numbers * (WARP_TILE >> codec.log2_block())),
+        distance_(C::keeps_scales && codec.log2_block() == 0 ? 0 : numbers_of_tile_) {}
 
   // Starts the copy of a tile of a chunk into the stage.
   __device__ __forceinline__ void fetch(uint8_t *encoded, const uint8_t *chunk,
@@ -109,7 +113,7 @@ class EncodedTiles {
       if (at < code_bytes_) copy16(encoded + at, chunk + tile * code_bytes_ + at);
     }
     if (C::scaled && lane_id() < numbers_of_tile_) {
-      const uint32_t number = tile * numbers_of_tile_ + lane_id();
+      const uint32_t number = tile * distance_ + lane_id();
       copy4(encoded + code_bytes_ + 4 * lane_id(), chunk + numbers_ + 4 * number);
     }
   }
@@ -124,6 +128,7 @@ class EncodedTiles {
   uint32_t code_bytes_;  // of a tile
   uint32_t numbers_;     // offset in a chunk of its numbers
   uint32_t numbers_of_tile_;
+  uint32_t distance_;  // numbers from a tile's to the next tile's
 };
 
 // A list in the stage of the slot addresses of up to 32 peers. A load from the list is uniform
@@ -147,7 +152,9 @@ class PeerSlots {
 // Gathers the fp32 numbers of consecutive encoded tiles in the stage, until they fill a line, which
 // one store sends. A small store for each tile would lower the rate into a peer's memory
 // (benches/FIGURES.md, "Choices in the kernels").
-template <class C>
+//
+// With KEPT, a chunk has one number, which is not stored here.
+template <class C, bool KEPT = false>
 class NumberLine {
  public:
   // The fp32 numbers that a codec stores for one block.
@@ -160,7 +167,7 @@ class NumberLine {
   __device__ __forceinline__ NumberLine(const C &codec, uint32_t n, uint32_t first, uint32_t last)
       : line_((Numbers *)(this_stage() + NUMBERS_AT)),
         begin_(padded_code_bytes(n, codec.bits())),
-        log2_(C::scaled ? LOG2_TILE - codec.log2_block() : 0),
+        log2_(C::scaled && !KEPT ? LOG2_TILE - codec.log2_block() : 0),
         first_(first),
         last_(last) {
     static_assert(sizeof(Numbers) <= 8, "a line is a block for each lane");
@@ -177,7 +184,7 @@ class NumberLine {
   // numbers to store.
   __device__ __forceinline__ Share take(uint32_t t, const typename C::Codes &codes) const {
     Share share = {};
-    if constexpr (C::scaled) {
+    if constexpr (C::scaled && !KEPT) {
       const uint32_t tiles = WARP >> log2_;  // tiles of a line
       // The first lane of each block writes its numbers.
       if ((lane_id() & (tiles - 1)) == 0) {

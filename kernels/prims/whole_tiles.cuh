@@ -1,5 +1,5 @@
 // The fast path of prims/coded.cuh: loops over whole encoded tiles. A warp fetches tiles ahead into
-// its stage and works on 16 elements a lane.
+// its stage and works on 16 elements a lane. With KEPT, each chunk has one scale (channel/scales.cuh).
 #pragma once
 
 #include "abi.h"
@@ -18,22 +18,20 @@ template <class C>
 __device__ __noinline__ void forward_tile(const cinch_work &work, const Job &job, uint32_t first, uint32_t last,
                                           uint32_t t, const typename C::Codes &codes) {
   const C codec(work.codec);
-  CINCH_ASSUME(!C::scaled || codec.log2_block() != 0);
   const uint32_t n = job.elements, i = t * WARP_TILE + HELD * lane_id();
   CINCH_ASSUME(i < n && i + HELD <= n);
-  const NumberLine<C> line(codec, n, first, last);
-  const typename NumberLine<C>::Share share = line.take(t, codes);
+  using Line = NumberLine<C>;
+  typename Line::Share share = {};
+  if (!codec.has_chunk_scale()) share = Line(codec, n, first, last).take(t, codes);
 #pragma unroll 1
   for (uint32_t peer = 0; peer < job.nsend; ++peer) {
     uint8_t *const target = job.target(peer);
     codec.store_codes(target, n, i, codes);
-    if (share.is_there) {
-      *(typename NumberLine<C>::Numbers *)(target + share.offset) = share.numbers;
-    }
+    if (share.is_there) *(typename Line::Numbers *)(target + share.offset) = share.numbers;
   }
 }
 
-template <class E, class C>
+template <class E, class C, bool KEPT = false>
 class WholeTiles : Held<E> {
   using Held<E>::mine;
   using Held<E>::pack;
@@ -83,7 +81,7 @@ class WholeTiles : Held<E> {
   // registers during the loop.
   static __device__ __noinline__ void send_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
-    const C codec = codec_of(work);
+    const C codec = codec_of(work, job);
     const uint32_t n = job.elements, nsend = job.nsend;
     const PeerSlots targets = targets_of(job);
     const Line line(codec, n, first, last);
@@ -125,7 +123,7 @@ class WholeTiles : Held<E> {
         summary = codec.template summary_of<E>(v, x);
       }
       Codes codes;
-      emit(codec, n, nsend, targets, line, t, summary, random, x, codes);
+      emit(codec, job, n, nsend, targets, line, t, summary, random, x, codes);
       if (keeps) {
         codec.decode(codes, x);
         pack(x, C::is_free_of_nan(codes), v);
@@ -138,10 +136,10 @@ class WholeTiles : Held<E> {
     wait_copies<0>();
   }
 
-  // Decodes a received chunk, and sends its codes on if the step does.
+  // Decodes a received chunk, and sends its codes on if the step does. This serves chunks with one scale, too.
   static __device__ __noinline__ void recv_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
-    const C codec = codec_of(work);
+    const C codec(work.codec);
     const EncodedTiles<C> encoded_tiles(codec, job.elements);
     __syncwarp();  // all lanes have finished with the last contents of the stage
     const uint8_t *source = job.source(0);
@@ -189,7 +187,7 @@ class WholeTiles : Held<E> {
   // in bundles; the contribution is fetched with the first bundle of a tile.
   static __device__ __noinline__ void sum_tiles(const cinch_work &work, const Job &job,
                                                 uint32_t nranks, uint32_t first, uint32_t last) {
-    const C codec = codec_of(work);
+    const C codec = codec_of(work, job);
     const EncodedTiles<C> encoded_tiles(codec, job.elements);
     const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv;
     const uint32_t after = job.reads() ? job.own_after : (uint32_t)CINCH_MAX_PEERS;
@@ -275,7 +273,7 @@ class WholeTiles : Held<E> {
           for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
         }
         Codes codes;
-        emit(codec, n, nsend, targets, line, t, codec.summary(x, HELD), random, x, codes);
+        emit(codec, job, n, nsend, targets, line, t, codec.summary(x, HELD), random, x, codes);
         if (output != nullptr) {
           codec.decode(codes, x);
           is_free_of_nan = C::is_free_of_nan(codes);
@@ -300,13 +298,13 @@ class WholeTiles : Held<E> {
   }
 
  private:
-  using Line = NumberLine<C>;
+  using Line = NumberLine<C, KEPT>;
 
-  // Returns the codec for a loop over whole tiles. Its scales, if any, belong to blocks: it has no
-  // tensor scale.
-  static __device__ __forceinline__ C codec_of(const cinch_work &work) {
-    const C codec(work.codec);
-    CINCH_ASSUME(!C::scaled || codec.log2_block() != 0);
+  // Returns the codec for a loop over whole tiles of a job.
+  static __device__ __forceinline__ C codec_of(const cinch_work &work, const Job &job) {
+    C codec(work.codec);
+    CINCH_ASSUME(!C::scaled || (codec.log2_block() == 0) == KEPT);
+    if constexpr (KEPT) codec.set_scale(job.scale().of_chunk());
     return codec;
   }
 
@@ -319,7 +317,8 @@ class WholeTiles : Held<E> {
   }
 
   // Encodes the whole tile t of a chunk of n elements and stores it to all targets.
-  static __device__ __forceinline__ void emit(const C &codec, uint32_t n, uint32_t nsend,
+  static __device__ __forceinline__ void emit(const C &codec, const Job &job, uint32_t n,
+                                              uint32_t nsend,
                                               const PeerSlots &targets, const Line &line,
                                               uint32_t t, const Summary &summary,
                                               const Random &random, const float (&x)[HELD],
@@ -327,6 +326,9 @@ class WholeTiles : Held<E> {
     const uint32_t i = mine(t * WARP_TILE);
     CINCH_ASSUME(i < n && i + HELD <= n);
     codec.encode(x, summary, n, i, random, codes);
+    if constexpr (KEPT) {
+      if (!is_finite(codes.number[0])) job.scale().poison();
+    }
     const typename Line::Share share = line.take(t, codes);
 #pragma unroll 4
     for (uint32_t peer = 0; peer < nsend; ++peer) {

@@ -58,6 +58,9 @@ pub fn array_family(kind: CodecKind) -> &'static str {
     kernels(kind).map_or(kind.name(), |kernels| kernels.array_family)
 }
 
+/// Index in [`kernel_params`] of the number of calls for which a kernel keeps the scale of a chunk.
+pub const REFRESH_WORD: usize = 6;
+
 /// Returns the eight words of `cinch_codec_params` or `cinch_bits_params` (`kernels/codec/params.h`) for a
 /// valid specification of one of [`KERNEL_CODECS`].
 ///
@@ -71,7 +74,9 @@ pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [RoundingRandom; 2]) ->
     let mut words = [0; 8];
     match spec.scale {
         ScaleRule::Block(block) if spec.kind.has_scale() => words[0] = block.ilog2(),
-        ScaleRule::Tensor { .. } if spec.kind.has_scale() => words[1] = scale.to_bits(),
+        ScaleRule::Tensor { refresh } if spec.kind.has_scale() => {
+            (words[1], words[REFRESH_WORD]) = (scale.to_bits(), refresh);
+        }
         ScaleRule::Threshold(bits) if spec.kind.has_threshold() => words[1] = bits,
         _ if spec.kind.has_limit() => words[1] = scale.to_bits(),
         _ => {}

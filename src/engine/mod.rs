@@ -4,6 +4,7 @@
 pub mod gpu;
 mod host;
 mod numbers;
+mod scale_key;
 
 pub use host::{Batch, Caller, HostEngine, Progress, Run};
 

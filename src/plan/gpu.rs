@@ -5,7 +5,7 @@
 //!
 //! "Why the planner's constants are what they are" in benches/FIGURES.md has the measurements.
 
-use super::algorithms::algorithms;
+use super::algorithms::{algorithms, keeps};
 use super::busiest::{busiest, leaving};
 use super::candidate::{Candidate, ChannelRings};
 use super::encoded_tiles::TILE as CODED_TILE;
@@ -192,7 +192,9 @@ fn possible(
         return match kernel {
             KernelProtocol::SIMPLE => true,
             KernelProtocol::FUSED_LL128 => {
-                gpu.ll128 && fits_coded(request, limits, gpu, codec, algorithm)
+                gpu.ll128
+                    && !keeps(request, Some(codec))
+                    && fits_coded(request, limits, gpu, codec, algorithm)
             }
             _ => false,
         };

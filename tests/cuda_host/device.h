@@ -10,6 +10,7 @@ using std::min;
 
 inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
 inline void __threadfence() {}
+inline void __threadfence_block() {}
 inline void __threadfence_system() {}
 template <class T, class More>
 T atomicAdd(T *at, More more) {

@@ -1,7 +1,7 @@
 //! Emulates the ranks of a communicator, which run the kernels of the schedule interpreter on the
 //! host side by side (`block.h`).
 
-use super::interpreter_work::{Buffers, Residuals, Work};
+use super::interpreter_work::{Buffers, Residuals, Scales, Work};
 use super::library::{Library, starts};
 use cinch::codec::kernel_params;
 use cinch::cpu::Isa;
@@ -57,6 +57,15 @@ impl Kernels {
     }
 }
 
+/// The memory that one rank has for a call.
+pub struct RankMemory {
+    pub buffers: Buffers,
+    /// With error feedback.
+    pub residuals: Option<Residuals>,
+    /// With a codec that keeps scales.
+    pub scales: Option<Scales>,
+}
+
 /// The memory of all ranks of a communicator, and the number of calls that they have made.
 pub struct World {
     limits: Limits,
@@ -107,17 +116,14 @@ impl World {
         }
     }
 
-    /// Makes a call on all ranks; returns the failure that a rank reported, if any. `buffers` has an
-    /// element for each rank, and so has `residuals` with error feedback.
+    /// Makes a call on all ranks, each with an element of `memory`; returns the failure that a rank reported, if any.
     pub fn run(
         &mut self,
         library: &Kernels,
         work: &Work,
         plans: &[Arc<Plan>],
-        buffers: &mut [Buffers],
-        residuals: &mut [Residuals],
+        memory: &mut [RankMemory],
     ) -> Result<(), Box<Trouble>> {
-        let ranks = self.limits.nranks;
         let name = kernels::name_for(&plans[0]);
         let Some(kernel) = library.library.look_up(&name) else {
             panic!("{name} is missing");
@@ -130,11 +136,9 @@ impl World {
             .and_modify(|calls| *calls += 1)
             .or_insert(0);
         // The launches of each rank, one after the other.
-        let mut launches: Vec<std::vec::IntoIter<WorkBuffer>> = (0..ranks)
-            .map(|rank| {
-                let residuals = residuals.get_mut(rank);
-                work_buffers(work, sequence, &plans[rank], &mut buffers[rank], residuals)
-            })
+        let ranks = plans.iter().zip(memory);
+        let mut launches: Vec<std::vec::IntoIter<WorkBuffer>> = ranks
+            .map(|(plan, memory)| work_buffers(work, sequence, plan, memory))
             .map(Vec::into_iter)
             .collect();
         loop {
@@ -250,23 +254,24 @@ fn work_buffers(
     work: &Work,
     sequence: u64,
     plan: &Plan,
-    buffers: &mut Buffers,
-    residuals: Option<&mut Residuals>,
+    memory: &mut RankMemory,
 ) -> Vec<WorkBuffer> {
     let packed = PackedSchedule::launches(&plan.schedule, &plan.pattern).unwrap();
-    let rank = plan.schedule.rank;
-    let mut one = pack::work(plan, work.op(rank), buffers.addresses()).unwrap();
+    let (rank, packed_count) = (plan.schedule.rank, packed.len());
+    let mut one = pack::work(plan, work.op(rank), memory.buffers.addresses()).unwrap();
     let signature = work
         .request()
         .signature(plan.algorithm, plan.specs.intra, sequence)
         .words();
     (one.signature, one.signature_hash) = (signature, signature_hash(signature));
-    if let Some(residuals) = residuals {
+    if let Some(residuals) = &mut memory.residuals {
         (one.residuals, one.span) = residuals.place();
     }
+    one.scales = memory.scales.as_mut().map_or(0, Scales::address);
     one.codec = codec_words(plan, sequence);
-    let launches = packed.iter().map(|packed| {
+    let launches = packed.iter().enumerate().map(|(number, packed)| {
         let mut launch = WorkBuffer::default();
+        one.ends = u8::from(number + 1 == packed_count);
         launch.add(packed, one).unwrap();
         launch
     });

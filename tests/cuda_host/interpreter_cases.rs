@@ -5,8 +5,8 @@
 //! numbers of ranks, sizes, alignment, blocks of a scale, overlap and error feedback vary from call
 //! to call.
 
-use super::interpreter::{Kernels, World};
-use super::interpreter_work::{Buffers, Residuals, Work, shapes};
+use super::interpreter::{Kernels, RankMemory, World};
+use super::interpreter_work::{Buffers, Residuals, Scales, Work, shapes};
 use super::library::starts;
 use crate::support::{self, Rng};
 use cinch::codec::{KERNEL_CODECS, kernel_family};
@@ -86,15 +86,28 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
         let kinds = KERNEL_CODECS.into_iter();
         for kind in kinds.filter(|&kind| kernel_family(kind) == family) {
             let mut specs = CodecSpec::samples();
-            specs.retain(|spec| {
-                spec.kind == kind && !matches!(spec.scale, ScaleRule::Tensor { .. })
-            });
-            for dtype in DType::ALL.into_iter().filter(|dtype| dtype.has_codecs()) {
-                for shape in shapes(|_| true) {
-                    let spec = rng.pick(&specs);
-                    let coded = work(shape, dtype, spec, KernelProtocol::SIMPLE, rng);
-                    works.extend(raw_inside(&coded, spec));
-                    works.push(coded);
+            specs.retain(|spec| spec.kind == kind);
+            let keeps = |spec: &CodecSpec| matches!(spec.scale, ScaleRule::Tensor { .. });
+            let (kept, blocks): (Vec<CodecSpec>, Vec<CodecSpec>) =
+                specs.into_iter().partition(keeps);
+            let dtypes = DType::ALL.into_iter().filter(|dtype| dtype.has_codecs());
+            for (dtype, shape) in dtypes.flat_map(|dtype| {
+                shapes(|_| true)
+                    .into_iter()
+                    .map(move |shape| (dtype, shape))
+            }) {
+                let spec = rng.pick(&blocks);
+                let coded = work(shape, dtype, spec, KernelProtocol::SIMPLE, rng);
+                works.extend(raw_inside(&coded, spec));
+                works.push(coded);
+                if !kept.is_empty() && rng.below(2) == 0 {
+                    works.push(work(
+                        shape,
+                        dtype,
+                        rng.pick(&kept),
+                        KernelProtocol::SIMPLE,
+                        rng,
+                    ));
                 }
             }
         }
@@ -209,6 +222,13 @@ fn work_of(
         true => [Pattern::Gaussian, Pattern::HeavyTailed],
         false => [Pattern::Uniform, Pattern::Small],
     };
+    let mut spec = spec;
+    let keeps = matches!(spec.scale, ScaleRule::Tensor { .. });
+    if keeps {
+        spec.scale = ScaleRule::Tensor {
+            refresh: rng.pick(&[1, 2, 3]),
+        };
+    }
     Work {
         call: Call {
             op,
@@ -224,6 +244,7 @@ fn work_of(
             }),
             algorithm: Some(algorithm),
             feedback: feeds.then_some(1),
+            tensor: keeps.then_some(1),
             wrapping_average: true,
             ..Call::new(collective, dtype, rng.pick(counts))
         },
@@ -237,11 +258,16 @@ fn work_of(
             dtype,
             seed: rng.next(),
         },
-        times: if feeds { 2 } else { 1 },
+        times: match (keeps, feeds) {
+            (true, _) => 4,
+            (false, true) => 2,
+            (false, false) => 1,
+        },
+        is_poisoned: keeps && rng.below(2) == 0,
     }
 }
 
-/// Returns the outputs of all ranks of the host engine, by call. A call names one codec; a codec by level is the default of
+/// Returns the outputs of all ranks of the host engine, by call and time. A call names one codec; a codec by level is the default of
 /// a communicator whose ranks have groups, so a call with one is alone.
 fn by_host(works: &[Work], limits: &Limits) -> Vec<Vec<Vec<u8>>> {
     let mut config = Config {
@@ -260,21 +286,24 @@ fn by_host(works: &[Work], limits: &Limits) -> Vec<Vec<Vec<u8>>> {
         let run = |(index, work): (usize, &Work)| {
             comm.copy_limits(work.limits(limits)).unwrap();
             let mut output = vec![0; work.bytes(rank)[1]];
-            for _ in 0..work.times {
+            let mut outputs = Vec::new();
+            for time in 0..work.times {
                 let call = Call {
                     op: work.op(rank),
                     codec: work.call.codec.filter(|_| !is_by_level(work)),
                     feedback: work.call.feedback.map(|_| index as u64),
+                    tensor: work.call.tensor.map(|_| index as u64),
                     ..work.call
                 };
                 if work.takes_part(rank) {
-                    let input = work.input(rank);
+                    let input = work.input(rank, time);
                     let buffers = UserBuffers::new(&input, &mut output);
                     let run = comm.call(&call, buffers);
                     run.unwrap_or_else(|error| panic!("{work}: {error}"));
                 }
+                outputs.extend_from_slice(&output);
             }
-            output
+            outputs
         };
         works.iter().enumerate().map(run).collect::<Vec<_>>()
     });
@@ -312,23 +341,31 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
     }
     let expected = by_host(&works, &limits);
     for ((work, plans), expected) in works.iter().zip(&plans).zip(expected) {
-        let mut buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(work, rank)).collect();
-        let feeds = work.call.feedback.is_some();
-        let fed = (0..nranks).filter(|_| feeds);
-        let mut residuals: Vec<_> = fed.map(|_| Residuals::new(work)).collect();
-        for _ in 0..work.times {
-            buffers.iter_mut().for_each(Buffers::reset);
-            let run = world.run(kernels, work, plans, &mut buffers, &mut residuals);
+        let memory = |rank: usize| RankMemory {
+            buffers: Buffers::new(work, rank),
+            residuals: work.call.feedback.map(|_| Residuals::new(work)),
+            scales: work.call.tensor.map(|_| Scales::new(work, &plans[rank])),
+        };
+        let mut memory: Vec<_> = (0..nranks).map(memory).collect();
+        for time in 0..work.times {
+            for (rank, one) in memory.iter_mut().enumerate() {
+                one.buffers.reset(&work.input(rank, time));
+            }
+            let run = world.run(kernels, work, plans, &mut memory);
             run.unwrap_or_else(|trouble| panic!("{work}: {trouble:?}"));
-        }
-        for (rank, (buffers, expected)) in buffers.iter_mut().zip(&expected).enumerate() {
-            let output = buffers.output(work);
-            if let Some(at) = difference(work.call.dtype, &output, expected) {
+            let mut outputs = memory.iter_mut().zip(&expected).enumerate();
+            let differs = outputs.find_map(|(rank, (memory, expected))| {
+                let output = memory.buffers.output(work);
+                let expected = &expected[time * output.len()..][..output.len()];
+                let at = difference(work.call.dtype, &output, expected)?;
                 let size = work.call.dtype.size();
-                let [found, expected] = [&output, expected].map(|all| &all[at * size..][..size]);
-                wrong.push(format!(
-                    "{work}: rank {rank}, element {at} is {found:x?}, not {expected:x?}"
-                ));
+                let [found, expected] = [&output[..], expected].map(|all| &all[at * size..][..size]);
+                Some(format!(
+                    "{work}: call {time}, rank {rank}, element {at} is {found:x?}, not {expected:x?}"
+                ))
+            });
+            if let Some(differs) = differs {
+                wrong.push(differs);
                 break;
             }
         }

@@ -1,10 +1,10 @@
 //! Calls for kernels of the schedule interpreter, with the memory of each rank.
 
 use cinch::engine::gpu::pack::Addresses;
-use cinch::gpu::abi::RESIDUALS_BYTES;
-use cinch::plan::{GpuLimits, Limits, Request, Resident};
+use cinch::gpu::abi::{RESIDUALS_BYTES, SCALES_BYTES};
+use cinch::plan::{GpuLimits, Limits, Plan, Request, Resident};
 use cinch::schedule::Groups;
-use cinch::testing::Data;
+use cinch::testing::{Data, set_value};
 use cinch::types::{
     Algorithm, Call, CallTuning, Collective, Extent, Fused, InPlace, KernelProtocol, ReduceOp,
     Scalar,
@@ -25,8 +25,11 @@ pub struct Work {
     /// Distance in elements of the buffers from an aligned address.
     pub shift: usize,
     pub data: Data,
-    /// How often the call is made. Error feedback acts from the second time on.
+    /// How often the call is made, with other data each time. Error feedback and kept scales act from the second time
+    /// on.
     pub times: usize,
+    /// Whether an element is not finite in the second of several calls.
+    pub is_poisoned: bool,
 }
 
 impl Work {
@@ -82,7 +85,7 @@ impl Work {
             codec: call.codec.unwrap(),
             algorithm: call.algorithm,
             tuning: CallTuning::AUTO,
-            tensor: None,
+            tensor: call.tensor,
             feedback: call.feedback,
             fused: Fused::ALONE,
         }
@@ -110,10 +113,22 @@ impl Work {
         })
     }
 
-    /// Returns the input of a rank.
-    pub fn input(&self, rank: usize) -> Vec<u8> {
-        self.data
-            .vec(rank, self.bytes(rank)[0] / self.call.dtype.size())
+    /// Returns the input of a rank for the call number `time`.
+    pub fn input(&self, rank: usize, time: usize) -> Vec<u8> {
+        let (dtype, elements) = (
+            self.call.dtype,
+            self.bytes(rank)[0] / self.call.dtype.size(),
+        );
+        let data = Data {
+            seed: self.data.seed + time as u64,
+            ..self.data
+        };
+        let mut input = data.vec(rank, elements);
+        if self.is_poisoned && time == 1 && rank + 1 == self.nranks && elements > 0 {
+            let at = elements * 2 / 3 * dtype.size();
+            set_value(dtype, f64::NAN, &mut input[at..][..dtype.size()]);
+        }
+        input
     }
 
     /// Returns the offsets of input and output in a rank's memory, and the bytes of the memory.
@@ -185,15 +200,15 @@ impl Buffers {
             places,
             bytes: work.bytes(rank),
         };
-        let input = work.input(rank);
-        buffers.slice_mut()[places[0]..][..input.len()].copy_from_slice(&input);
         buffers.before = buffers.slice_mut().to_vec();
+        buffers.reset(&work.input(rank, 0));
         buffers
     }
 
-    /// Puts the input and all other bytes back, for the next time of the call.
-    pub fn reset(&mut self) {
-        let before = std::mem::take(&mut self.before);
+    /// Puts an input in place and all other bytes back, for the next time of the call.
+    pub fn reset(&mut self, input: &[u8]) {
+        let mut before = std::mem::take(&mut self.before);
+        before[self.places[0]..][..input.len()].copy_from_slice(input);
         self.slice_mut().copy_from_slice(&before);
         self.before = before;
     }
@@ -254,6 +269,29 @@ impl Residuals {
     pub fn place(&mut self) -> (u64, u64) {
         let address = self.memory.as_mut_ptr().expose_provenance();
         (address as u64, self.span as u64)
+    }
+}
+
+/// The kept scales of one rank: a header and one fp32 number for each chunk.
+pub struct Scales {
+    memory: Vec<u128>,
+}
+
+impl Scales {
+    pub fn new(work: &Work, plan: &Plan) -> Scales {
+        let blocks = match work.call.collective.has_blocks() {
+            true => work.nranks,
+            false => 1,
+        };
+        let chunks = work.call.count * blocks / plan.geometry.chunk() + blocks + 1;
+        let bytes = SCALES_BYTES + chunks * size_of::<f32>();
+        Scales {
+            memory: vec![0; bytes.div_ceil(16)],
+        }
+    }
+
+    pub fn address(&mut self) -> u64 {
+        self.memory.as_mut_ptr().expose_provenance() as u64
     }
 }
 

@@ -29,6 +29,7 @@ mod ranks;
 mod recovery;
 mod refusals;
 mod samples;
+mod scales;
 mod soak;
 mod statistics;
 mod supervise;
@@ -69,6 +70,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(graphs::checks(options));
     all.extend(early::checks());
     all.extend(feedback::checks(options));
+    all.extend(scales::checks(options));
     all.extend(samples::checks());
     all.extend(statistics::checks(options));
     all.extend(failures::checks());

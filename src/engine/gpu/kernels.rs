@@ -250,7 +250,7 @@ impl Kernels {
 /// reject it together.
 ///
 /// # Errors
-/// Unsupported if the codec has no kernels or keeps scales from call to call.
+/// Unsupported if the codec has no kernels, or if it keeps scales, and the call is a message or names no tensor.
 pub fn check(request: &Request) -> Result<()> {
     let spec = request.codec.inter;
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
@@ -259,10 +259,13 @@ pub fn check(request: &Request) -> Result<()> {
             spec.kind.name(),
             KERNEL_CODECS.map(CodecKind::name).join(", ")
         )
-    } else if spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. }) {
+    } else if (request.collective.is_message() || request.tensor.is_none())
+        && spec.kind.has_scale()
+        && matches!(spec.scale, ScaleRule::Tensor { .. })
+    {
         format!(
-            "scales that live from call to call are kept for host buffers only; give the codec a \
-             block (\"{}:block=256\")",
+            "a GPU keeps scales for tensors with an id, and not for messages; give the codec a block \
+             (\"{}:block=256\")",
             spec.kind.name()
         )
     } else {

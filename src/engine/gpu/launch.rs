@@ -8,7 +8,7 @@ use super::residuals::ResidualPlace;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{self, CommView, OneshotArgs, ScheduleArgs};
-use crate::gpu::{Context, Function, Launch, Stream};
+use crate::gpu::{Context, DeviceMemory, Function, Launch, Stream};
 use crate::plan::{EncodedTiles, Plan, Request};
 use crate::sys::cuda::{CUcontext, CUgreenCtx, CuResult};
 use crate::types::{
@@ -33,6 +33,15 @@ pub(super) struct PreparedPlan {
     /// Payload bytes that this rank sends.
     pub wire_bytes: u64,
     round: FusedRound,
+}
+
+/// Memory that a call keeps from call to call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct KeptMemory<'a> {
+    pub residuals: Option<&'a ResidualPlace>,
+    pub scales: Option<&'a Arc<DeviceMemory>>,
+    /// Whether the launch is the last of its call.
+    pub ends: bool,
 }
 
 /// Sizes of one round of a fused kernel. In a round, every rank sends every other rank one message.
@@ -107,15 +116,17 @@ impl PreparedPlan {
         (work_buffer, packed): (&mut WorkBuffer, &PackedSchedule),
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
-        residuals: Option<&ResidualPlace>,
+        kept: KeptMemory<'_>,
         captured: bool,
         begin: Launch,
     ) -> Result<()> {
         let mut work = pack::work(&self.plan, call.request.op, call.addresses())?;
         (work.signature, work.signature_hash) = (signature, signature_hash(signature));
-        if let Some(place) = residuals {
+        if let Some(place) = kept.residuals {
             (work.residuals, work.span) = (place.address, place.span);
         }
+        work.scales = kept.scales.map_or(0, |memory| memory.address());
+        work.ends = u8::from(kept.ends);
         work.codec = codec_words(&self.plan, signature[SEQUENCE_WORD]);
         // All replays carry the sequence number of the captured call, so the kernel itself must
         // vary the codec's keys.
@@ -306,7 +317,6 @@ pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> ScheduleArgs {
 fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     let mut word = [0; 8];
     match plan.codec {
-        // `kernels::check` rejects scales of whole tensors.
         Some(ref codec) => {
             let limit = codec.element_limit().unwrap_or(0.0);
             let draws = Plan::draws(plan.specs.inter, operation, plan.schedule.rank);

@@ -4,6 +4,7 @@
 //! ends know. These are the message's index among the messages of its pair, the distance of the ranks, and
 //! the kernel.
 
+use super::launch::KeptMemory;
 use super::pack::WorkBuffer;
 use super::{GpuCall, GpuEngine, PreparedPlan, copy};
 use crate::error::Result;
@@ -63,7 +64,7 @@ impl GpuEngine {
             if pair.0 == pair.1 {
                 self.queue(stream, capture, |engine| {
                     copy(stream, calls[index].addresses(), bytes)?;
-                    engine.keep(stream, capture, None, None)
+                    engine.keep(stream, capture, None, Vec::new())
                 })?;
                 continue;
             }
@@ -89,13 +90,13 @@ impl GpuEngine {
                     (&mut work_buffer, &run.packed[0]),
                     call,
                     signature,
-                    None,
+                    KeptMemory::default(),
                     captured,
                     self.launch_mode,
                 )?;
             }
             let (index, _) = messages[positions[0]];
-            self.launch(&prepared[index], &work_buffer, None, stream, capture)?;
+            self.launch(&prepared[index], &work_buffer, Vec::new(), stream, capture)?;
         }
         Ok(())
     }

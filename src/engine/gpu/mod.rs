@@ -6,7 +6,8 @@
 //! work_buffer    arguments beyond 4 KiB        messages        sends and receives that share a launch
 //! proxy          messages to other hosts       watchdog        fault <-> kernels
 //! residuals      error feedback                sample_window   coded sums beside exact sums
-//! statistics     of input and output       teardown        the end
+//! statistics     of input and output       scales          kept scales (tensor=K)
+//! teardown       the end
 //! ```
 //! A call is one launch, but some calls of more than 32 ranks take several. Sends and receives between two
 //! collectives of a group share launches; see `messages`. No host thread blocks in a call except on locks, and
@@ -24,6 +25,7 @@ mod proxy;
 mod proxy_channel;
 mod residuals;
 mod sample_window;
+mod scales;
 mod statistics;
 mod stream_capture;
 mod teardown;
@@ -58,11 +60,12 @@ use crate::topology::RankTopology;
 use crate::transport::HostLoad;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use kernels::{BlockShape, Kernels};
-use launch::{PreparedPlan, copy};
+use launch::{KeptMemory, PreparedPlan, copy};
 use launch_order::LaunchOrder;
 use pack::{Addresses, WorkBuffer};
 use proxy::Proxy;
 use residuals::DeviceResiduals;
+use scales::DeviceScales;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,6 +118,7 @@ pub struct GpuEngine {
     order: LaunchOrder,
     work_buffers: WorkBufferPool,
     residuals: DeviceResiduals,
+    scales: DeviceScales,
     /// Prepared plans by the address of the plan. The address stays unique because each value keeps
     /// its plan.
     prepared: HashMap<usize, Arc<PreparedPlan>>,
@@ -210,6 +214,7 @@ impl GpuEngine {
                 exchange: exchange.clone(),
             })
         };
+        let residuals = DeviceResiduals::new(&context)?;
         Ok(GpuEngine {
             proxy: network.map(carrying).transpose()?,
             _watchdog: Watchdog::start(&connections, &fault, &exchange, config.timeout)?,
@@ -218,7 +223,8 @@ impl GpuEngine {
             numbers: CallNumbers::new(rank, nranks),
             order,
             work_buffers: WorkBufferPool::new(&context)?,
-            residuals: DeviceResiduals::new(&context)?,
+            scales: DeviceScales::new(residuals.stream().clone()),
+            residuals,
             prepared: HashMap::new(),
             recorder: None,
             timeout: config.timeout,
@@ -350,6 +356,9 @@ impl GpuEngine {
             Some((tensor, &call.request, &*run.plan))
         });
         self.residuals.check(fed, capture.is_some())?;
+        let runs = calls.iter().zip(&prepared);
+        let runs = runs.map(|(call, run)| (&call.request, &**run));
+        self.check_scales(runs, capture.is_some())?;
         Ok(Admitted { prepared, capture })
     }
 
@@ -470,7 +479,7 @@ impl GpuEngine {
                     call.addresses(),
                     run.plan.count * run.plan.dtype.size(),
                 )?;
-                engine.keep(stream, capture, None, None)
+                engine.keep(stream, capture, None, Vec::new())
             });
         }
         let residuals = match run.feedback_tensor(&call.request) {
@@ -486,7 +495,7 @@ impl GpuEngine {
             }
         };
         if let Some(fused) = run.fused(call, signature, residuals.as_ref())? {
-            let memory = residuals.map(|place| place.memory);
+            let memory = residuals.map(|place| place.memory).into_iter().collect();
             return self.queue(stream, capture, |engine| {
                 fused.launch(
                     run,
@@ -498,18 +507,32 @@ impl GpuEngine {
                 engine.keep(stream, capture, None, memory)
             });
         }
-        for packed in run.packed.iter().filter(|packed| !packed.steps.is_empty()) {
+        let scales = self.place_scales(&call.request, run, signature, stream)?;
+        let launches = run.packed.iter().filter(|packed| !packed.steps.is_empty());
+        let count = launches.clone().count();
+        for (number, packed) in launches.enumerate() {
             let mut work_buffer = WorkBuffer::default();
+            let kept = KeptMemory {
+                residuals: residuals.as_ref(),
+                scales: scales.as_ref(),
+                ends: number + 1 == count,
+            };
             run.add_to(
                 (&mut work_buffer, packed),
                 call,
                 signature,
-                residuals.as_ref(),
+                kept,
                 capture.is_some(),
                 self.launch_mode,
             )?;
-            let memory = residuals.as_ref().map(|place| place.memory.clone());
-            self.launch(run, &work_buffer, memory, stream, capture)?;
+            let memory = residuals.iter().map(|place| &place.memory).chain(&scales);
+            self.launch(
+                run,
+                &work_buffer,
+                memory.cloned().collect(),
+                stream,
+                capture,
+            )?;
         }
         Ok(())
     }
@@ -518,7 +541,7 @@ impl GpuEngine {
         &mut self,
         run: &PreparedPlan,
         work_buffer: &WorkBuffer,
-        residuals: Option<Arc<DeviceMemory>>,
+        memory: Vec<Arc<DeviceMemory>>,
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
@@ -546,9 +569,9 @@ impl GpuEngine {
             match placed {
                 Some(Placed::Pooled(index)) => engine.work_buffers.launched(index, stream),
                 Some(Placed::Own(work_buffer)) => {
-                    engine.keep(stream, capture, Some(work_buffer), residuals)
+                    engine.keep(stream, capture, Some(work_buffer), memory)
                 }
-                None => engine.keep(stream, capture, None, residuals),
+                None => engine.keep(stream, capture, None, memory),
             }
         })
     }

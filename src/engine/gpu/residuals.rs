@@ -123,6 +123,11 @@ impl DeviceResiduals {
         })
     }
 
+    /// Returns the stream on which memory that outlives calls is allocated.
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
     /// Checks that all calls of a group can have residuals, before anything is queued.
     ///
     /// # Errors

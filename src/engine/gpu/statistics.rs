@@ -143,7 +143,7 @@ impl GpuEngine {
                     &args,
                 )?;
             }
-            engine.keep(stream, capture, None, None)
+            engine.keep(stream, capture, None, Vec::new())
         })
     }
 }

@@ -16,7 +16,8 @@ struct ReplayResources {
     _connections: Arc<dyn Connections>,
     _kernels: Arc<Kernels>,
     _work_buffer: Option<CapturedWork>,
-    _residuals: Option<Arc<DeviceMemory>>,
+    /// Residuals and kept scales.
+    _memory: Vec<Arc<DeviceMemory>>,
     _order: ReplayOrder,
 }
 
@@ -103,7 +104,7 @@ impl GpuEngine {
         stream: &Stream,
         capture: Option<u64>,
         work_buffer: Option<CapturedWork>,
-        residuals: Option<Arc<DeviceMemory>>,
+        memory: Vec<Arc<DeviceMemory>>,
     ) -> Result<()> {
         let Some(capture) = capture else {
             return Ok(());
@@ -112,7 +113,7 @@ impl GpuEngine {
             _connections: self.connections.clone(),
             _kernels: self.kernels.clone(),
             _work_buffer: work_buffer,
-            _residuals: residuals,
+            _memory: memory,
             _order: self.order.kept_for_replays(capture),
         });
         stream.keep_for_replay(kept).map(drop)

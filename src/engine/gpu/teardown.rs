@@ -74,11 +74,13 @@ impl GpuEngine {
                 ),
             );
             let (work_buffers, residuals) = (self.work_buffers.take(), self.residuals.take());
+            let scales = self.scales.take();
             self.leave((
                 self.connections.clone(),
                 self.kernels.clone(),
                 work_buffers,
                 residuals,
+                scales,
             ));
             self.outlived = true;
         }

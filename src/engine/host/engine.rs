@@ -3,12 +3,13 @@
 use super::super::numbers::CallNumbers;
 use super::call_cache::CallCache;
 use super::output_writes::OutputChoices;
-use super::state::{Arithmetic, ChannelRun, ScaleKey, Scratch};
+use super::state::{Arithmetic, ChannelRun, Scratch};
 use crate::bootstrap::OutOfBandRef;
 use crate::codec::TensorScales;
 use crate::codec::feedback::Feedback;
 use crate::config::Config;
 use crate::cpu::{CAN_STREAM, Isa};
+use crate::engine::scale_key::{KEPT_TENSORS, ScaleKey};
 use crate::error::Result;
 use crate::plan::{Candidate, Limits, MachineFacts, MeasuredCosts, Plan, Planner, Request};
 use crate::recorder::{CallState, FlightRecorder};
@@ -56,9 +57,6 @@ pub struct HostEngine {
 
 /// Number of combinations of type and operator whose reducers are kept.
 const KEPT_ARITHMETICS: usize = 4;
-
-/// Number of tensors whose scales are kept.
-const KEPT_TENSORS: usize = 4096;
 
 /// Number of collectives whose signatures are kept.
 pub(super) const RECENT: usize = 16;
@@ -200,8 +198,7 @@ impl HostEngine {
             .unwrap_or_else(|| TensorScales::new(key.refresh))
     }
 
-    /// Puts the scales of a complete call back. Beyond [`KEPT_TENSORS`] all scales are dropped, so that a
-    /// program with new tensor names in each call does not exhaust memory.
+    /// Puts the scales of a complete call back. Beyond [`KEPT_TENSORS`] all scales are dropped.
     pub(super) fn keep_scales(&mut self, key: ScaleKey, scales: TensorScales) {
         if self.scales.len() >= KEPT_TENSORS {
             self.scales.clear();

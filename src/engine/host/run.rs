@@ -4,12 +4,11 @@ use super::super::Report;
 use super::engine::HostEngine;
 use super::messages::{StepPlace, is_runnable, missing_flushes, missing_of_step};
 use super::output_writes::OutputWrites;
-use super::state::{
-    self, Arithmetic, Chain, ChannelRun, Chunk, InputStats, ScaleKey, ZeroCopyProgress,
-};
+use super::state::{self, Arithmetic, Chain, ChannelRun, Chunk, InputStats, ZeroCopyProgress};
 use super::step::StepWork;
 use crate::codec::TensorScales;
 use crate::codec::feedback::{self, Feedback, Residuals, Shape};
+use crate::engine::scale_key::ScaleKey;
 use crate::error::Result;
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};

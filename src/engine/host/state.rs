@@ -1,5 +1,5 @@
 //! State that the steps of a call share: scratch memory, unfinished sums, input statistics and reducers. Also
-//! the keys of scales and residuals that are kept from call to call.
+//! the keys of residuals that are kept from call to call.
 
 use crate::codec::feedback::{Residuals, Role, Shape};
 use crate::codec::{EncodeStats, RoundingRandom, TensorScales};
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::plan::{Plan, Request};
 use crate::reduce::{Reducer, scale_of};
 use crate::schedule::{Op, Own, Step, Visit, WalkCursor};
-use crate::types::{CodecSpec, DType, ReduceOp, SEQUENCE_WORD, SIGNATURE_WORDS, Scalar, ScaleRule};
+use crate::types::{CodecSpec, DType, ReduceOp};
 
 /// Number of elements of a tile. It is a power of two that holds the largest block. It is small
 /// enough that accumulators, source and destination fit into a first-level cache together.
@@ -245,47 +245,6 @@ pub(super) struct ZeroCopyProgress {
     pub arrived: bool,
     /// Bit i is set once the step has sent to its i-th peer.
     pub sent: u8,
-}
-
-/// Key of kept scales: the caller's tensor in one kind of call. Calls with a different collective, operator
-/// or factor have sums of a different magnitude, so they have scales of their own.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ScaleKey {
-    pub tensor: u64,
-    pub refresh: u32,
-    /// The call's signature without its sequence number.
-    pub call: [u64; SIGNATURE_WORDS],
-    /// This rank's factor of a pre-multiplied sum.
-    pub factor: i128,
-}
-
-impl ScaleKey {
-    /// Returns the key of a call's kept scales; `None` if its codec keeps no scales.
-    pub(super) fn new(
-        request: &Request,
-        plan: &Plan,
-        signature: [u64; SIGNATURE_WORDS],
-    ) -> Option<ScaleKey> {
-        let ScaleRule::Tensor { refresh } = plan.specs.inter.scale else {
-            return None;
-        };
-        let tensor = request
-            .tensor
-            .filter(|_| plan.specs.inter.kind.has_scale())?;
-        let mut call = signature;
-        call[SEQUENCE_WORD] = 0;
-        let factor = match request.op {
-            ReduceOp::PreMulSum(Scalar::Float(factor)) => i128::from(factor.to_bits()),
-            ReduceOp::PreMulSum(Scalar::Int(factor)) => factor,
-            _ => 0,
-        };
-        Some(ScaleKey {
-            tensor,
-            refresh,
-            call,
-            factor,
-        })
-    }
 }
 
 /// Returns the shape that calls must share to use the same residuals. With another algorithm a rank encodes

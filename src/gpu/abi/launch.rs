@@ -135,6 +135,19 @@ pub struct ResidualsHeader {
     pub arrived: u32,
 }
 
+/// Bytes from a [`ScalesHeader`] to the scale of the first chunk.
+pub const SCALES_BYTES: usize = 256;
+
+/// The header of one tensor's kept scales in device memory (`cinch_scales`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ScalesHeader {
+    /// Number of calls since all scales were dropped; a call that finds 0 drops them.
+    pub calls: u32,
+    /// Number of thread blocks that have finished the call.
+    pub arrived: u32,
+}
+
 /// A call, or a message of a group (`cinch_work`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -158,6 +171,8 @@ pub struct KernelWork {
     pub residuals: u64,
     /// Number of elements in one array of residuals.
     pub span: u64,
+    /// Device address of the [`ScalesHeader`] of a codec with a scale for each chunk; 0 without one.
+    pub scales: u64,
     /// Number of chunks into which a pass divides its range of elements.
     pub parts: u32,
     /// Number of passes, over all channels.
@@ -178,8 +193,10 @@ pub struct KernelWork {
     pub combine: u8,
     /// Bits [`PREMULTIPLY`] to [`RAW_INTRA`].
     pub flags: u8,
+    /// 1 for the last launch of its call, after which kept scales are a call older.
+    pub ends: u8,
     /// Padding, always 0.
-    pub unused: u16,
+    pub unused: u8,
     /// Parameters of the codec.
     pub codec: CodecWords,
 }
@@ -281,11 +298,11 @@ pub struct StatisticsArgs {
 }
 
 const _: () = assert!(size_of::<StatisticsArgs>() == 48);
-const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 160);
+const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 168);
 const _: () = assert!(size_of::<ScheduleArgs>() == ARGS_BYTES && size_of::<OneshotArgs>() == 784);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, overflow) == 616);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, work_buffer) == 640);
-const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 128);
+const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 136);
 const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceFinishSend as u8 == 8);
 
 /// Returns the bytes of work items or steps, as the kernel reads them.
@@ -301,5 +318,5 @@ pub(crate) fn plain_bytes<T: Plain>(items: &[T]) -> &[u8] {
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: the fields take 24 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelStep {}
-// SAFETY: the fields take 160 bytes, and an assertion in this file proves that the struct does too.
+// SAFETY: the fields take 168 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelWork {}

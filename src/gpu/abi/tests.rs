@@ -31,8 +31,9 @@ fn rust_layout() -> String {
     fields!("cinch_step", KernelStep, op own own_after batch stage part in_block out_block intra_recv intra_send peers
         nrecv nsend recv_mask send_mask);
     fields!("cinch_residuals", ResidualsHeader, turn arrived);
+    fields!("cinch_scales", ScalesHeader, calls arrived);
     fields!("cinch_work", KernelWork, input output count chunk factor signature signature_hash residuals
-        span parts passes first_block channels first_channel stages steps nsteps combine flags unused
+        span scales parts passes first_block channels first_channel stages steps nsteps combine flags ends unused
         codec);
     fields!("cinch_statistics", CallStatistics, saturated non_finite sum_squares abs_max verdict known unused);
     fields!("cinch_statistics_sums", StatisticsSums, saturated non_finite sum_squares abs_max verdict arrived);
@@ -95,6 +96,7 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_TROUBLE_TIMEOUT", TROUBLE_TIMEOUT as usize),
     ("CINCH_TROUBLE_MISMATCH", TROUBLE_MISMATCH as usize),
     ("CINCH_RESIDUALS_BYTES", RESIDUALS_BYTES),
+    ("CINCH_SCALES_BYTES", SCALES_BYTES),
     ("CINCH_ARGS_BYTES", ARGS_BYTES),
     ("CINCH_WORK_BUFFER_BYTES", WORK_BUFFER_BYTES),
     ("CINCH_LINE_BYTES", LINE_BYTES),

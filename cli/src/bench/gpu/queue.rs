@@ -4,7 +4,7 @@ use super::layout::{ArenaLayout, PERIOD, Rotation};
 use super::peer::PeerComm;
 use super::runner::{CallQueue, Contender};
 use crate::bench::data::InputSource;
-use crate::bench::row::{Row, buffer_bytes, call_of, is_root};
+use crate::bench::row::{Row, buffer_bytes, call_of, is_root, keeps_scales};
 use crate::bench::verify::POISON;
 use cinch::comm::{Call, Group};
 use cinch::gpu::{CaptureMode, Context, DeviceMemory, Event, Graph, Stream};
@@ -110,7 +110,11 @@ impl<'a> GpuQueue<'a> {
     /// Returns the call that this rank makes for a row.
     fn call(&self, row: &Row) -> Call {
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
-        call_of(row, rank, nranks)
+        Call {
+            // The value does not matter, because a tensor's scales belong to its count and type, too.
+            tensor: keeps_scales(row).then_some(0),
+            ..call_of(row, rank, nranks)
+        }
     }
 
     /// Returns the kernel variants of a row's call; see [`Communicator::variants`].

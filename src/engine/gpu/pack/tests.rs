@@ -407,7 +407,7 @@ fn work_buffer_has_the_layout_of_the_header() {
     let [works, steps, peers] = work_buffer.counts().map(|count| count as usize);
     assert_eq!(
         (works, work_buffer.len()),
-        (2, 2 * 160 + 24 * steps + peers)
+        (2, 2 * 168 + 24 * steps + peers)
     );
     let mut bytes = vec![0xee; work_buffer.len() + 1];
     work_buffer.write(&mut bytes);
@@ -416,14 +416,14 @@ fn work_buffer_has_the_layout_of_the_header() {
     let half = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
     // Checks the second work item: its output address, first block, first step and alignment flag, then the
     // first peer of its first step.
-    assert_eq!((word(160 + 8), half(160 + 112)), (72, 2));
-    assert_eq!(usize::from(half(160 + 120)) * 2, steps);
+    assert_eq!((word(168 + 8), half(168 + 120)), (72, 2));
+    assert_eq!(usize::from(half(168 + 128)) * 2, steps);
     assert_eq!(
-        (bytes[125] & abi::ALIGNED, bytes[160 + 125] & abi::ALIGNED),
+        (bytes[133] & abi::ALIGNED, bytes[168 + 133] & abi::ALIGNED),
         (4, 0)
     );
-    let first = 320 + 24 * (steps / 2);
+    let first = 336 + 24 * (steps / 2);
     assert_eq!(usize::from(half(first + 12)), peers / 2);
-    let peer = bytes[320 + 24 * steps + peers / 2];
+    let peer = bytes[336 + 24 * steps + peers / 2];
     assert_eq!(peer, 2, "rank 1 of 3 sends to rank 2 first");
 }

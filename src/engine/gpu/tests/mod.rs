@@ -28,6 +28,7 @@ mod messages;
 mod refusals;
 mod residuals;
 mod sample_window;
+mod scales;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 

@@ -20,10 +20,13 @@ fn unsupported_group_fails_before_any_launch() {
         &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
         "raw",
     );
-    let kept = request(
-        &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
-        "linear8:tensor=4",
-    );
+    let kept = Request {
+        peer: 1,
+        ..request(
+            &Problem::new(Collective::SendRecv, DType::F32, 2, 9),
+            "linear8:tensor=4",
+        )
+    };
     let missing = request(
         &Problem::new(Collective::AllReduce, DType::F16, 2, 9),
         "raw",
@@ -151,9 +154,15 @@ fn missing_kernel_is_an_error_with_alternatives() {
             };
             refuses(engine, codec, &["all_reduce", "no kernels", "raw, linear8"]);
         } else if kept {
-            let said = ["all_reduce", &codec.to_string(), "block=256"];
-            let codec = codec.into();
-            refuses(engine, Request { codec, ..plain }, &said);
+            let said = ["send_recv", &codec.to_string(), "block=256"];
+            let message = Request {
+                collective: Collective::SendRecv,
+                codec: codec.into(),
+                tensor: Some(1),
+                peer: 1,
+                ..plain
+            };
+            refuses(engine, message, &said);
         }
     }
     for kind in KERNEL_CODECS {
