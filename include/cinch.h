@@ -852,7 +852,8 @@ typedef struct {
      */
     const char *codec;
     /**
-     * Id of the tensor whose scales a codec with `tensor=K` keeps between calls; 0 = none.
+     * Id of the tensor whose scales a codec with `tensor=K` keeps between calls; 0 = none. On a GPU
+     * a captured call must have run once before with the same id.
      */
     uint64_t tensor;
     /**

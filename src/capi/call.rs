@@ -53,7 +53,8 @@ pub struct cinch_call_t {
     /// `auto:linear8` uses the codec only if the cost model predicts that the call gets faster.
     /// A codec that cannot carry the call, such as a lossy one for integers, is an error.
     pub codec: *const c_char,
-    /// Id of the tensor whose scales a codec with `tensor=K` keeps between calls; 0 = none.
+    /// Id of the tensor whose scales a codec with `tensor=K` keeps between calls; 0 = none. On a GPU
+    /// a captured call must have run once before with the same id.
     pub tensor: u64,
     /// Stream on which a call on a GPU is queued; NULL on a communicator of host memory.
     pub stream: *mut c_void,

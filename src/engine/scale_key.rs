@@ -37,7 +37,6 @@ impl ScaleKey {
         let factor = match request.op {
             ReduceOp::PreMulSum(Scalar::Float(factor)) => i128::from(factor.to_bits()),
             ReduceOp::PreMulSum(Scalar::Int(factor)) => factor,
-            ReduceOp::PreMulSum(Scalar::Device(address)) => i128::from(address),
             _ => 0,
         };
         Some(ScaleKey {

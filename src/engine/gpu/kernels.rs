@@ -12,7 +12,9 @@ use crate::gpu::abi::{
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
 use crate::sys::process::block_signals;
-use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, Protocol, ScaleRule};
+use crate::types::{
+    Algorithm, CodecKind, Collective, DType, Kernel, Protocol, ReduceOp, Scalar, ScaleRule,
+};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -250,7 +252,8 @@ impl Kernels {
 /// reject it together.
 ///
 /// # Errors
-/// Unsupported if the codec has no kernels, or if it keeps scales, and the call is a message or names no tensor.
+/// Unsupported if the codec has no kernels, or if it keeps scales, and the call is a message, names no tensor, or
+/// has a factor in device memory.
 pub fn check(request: &Request) -> Result<()> {
     let spec = request.codec.inter;
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
@@ -259,13 +262,12 @@ pub fn check(request: &Request) -> Result<()> {
             spec.kind.name(),
             KERNEL_CODECS.map(CodecKind::name).join(", ")
         )
-    } else if (request.collective.is_message() || request.tensor.is_none())
-        && spec.kind.has_scale()
+    } else if spec.kind.has_scale()
         && matches!(spec.scale, ScaleRule::Tensor { .. })
+        && let Some(call) = why_no_kept_scales(request)
     {
         format!(
-            "a GPU keeps scales for tensors with an id, and not for messages; give the codec a block \
-             (\"{}:block=256\")",
+            "a GPU keeps no scales from call to call for {call}; give the codec a block (\"{}:block=256\")",
             spec.kind.name()
         )
     } else {
@@ -275,6 +277,20 @@ pub fn check(request: &Request) -> Result<()> {
         ErrorKind::Unsupported,
         format!("{} with codec {spec} on a GPU: {why}", request.collective),
     ))
+}
+
+/// Returns what kind of call this is, if a GPU cannot keep scales for it.
+fn why_no_kept_scales(request: &Request) -> Option<&'static str> {
+    if request.collective.is_message() {
+        Some("messages")
+    } else if request.tensor.is_none() {
+        Some("calls without a tensor id")
+    } else if matches!(request.op, ReduceOp::PreMulSum(Scalar::Device(_))) {
+        // The scale of one factor would encode contributions that another factor multiplies.
+        Some("factors in device memory")
+    } else {
+        None
+    }
 }
 
 /// Returns the name of the kernel that runs a plan.

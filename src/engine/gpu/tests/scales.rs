@@ -3,8 +3,7 @@
 use super::*;
 use crate::codec::REFRESH_WORD;
 
-/// Calls that name one tensor find its scales at the same address, and each launch of a call but the last does not end
-/// it. During a capture no scales are allocated.
+/// Calls that name one tensor find its scales at the same address. During a capture no scales are allocated.
 #[test]
 fn scales_of_one_tensor_keep_their_memory() {
     let bench = Bench::new();
@@ -67,20 +66,25 @@ fn scales_of_one_tensor_keep_their_memory() {
 }
 
 #[test]
-fn messages_and_huge_tensors_keep_no_scales() {
+fn calls_that_cannot_keep_scales_are_refused() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(2, 16, &Config::default());
     let engine = &mut ranks[0].engine;
     let memory = bench.memory(4096);
-    for (collective, count, said) in [
-        (Collective::SendRecv, 9, "block=256"),
-        (Collective::AllReduce, 1 << 32, "4294967295"),
+    let device_factor = ReduceOp::PreMulSum(Scalar::Device(memory.address()));
+    let (sum, message) = (Collective::AllReduce, Collective::SendRecv);
+    for (collective, op, count, tensor, said) in [
+        (message, ReduceOp::Sum, 9, Some(1), "messages"),
+        (sum, ReduceOp::Sum, 9, None, "without a tensor id"),
+        (sum, device_factor, 9, Some(1), "factors in device memory"),
+        (sum, ReduceOp::Sum, 1 << 32, Some(1), "4294967295"),
     ] {
         let problem = Problem::new(collective, DType::F32, 2, count);
         let request = Request {
-            tensor: Some(1),
-            peer: 1,
+            op,
+            tensor,
+            peer: usize::from(collective == message),
             ..request(&problem, "linear8:tensor=7")
         };
         let calls = [call(request, &memory, &memory, &stream)];
