@@ -383,7 +383,7 @@ fn kernel_params_have_the_header_layout() {
     assert_eq!(words("linear8:block=512", 3.0), [9, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(
         words("dynamic8:tensor=3", 3.0),
-        [0, 3f32.to_bits(), 0, 0, 0, 0, 0, 0]
+        [0, 3f32.to_bits(), 0, 0, 0, 0, 3, 0]
     );
     assert_eq!(
         words("mantissa8:offset=2", 0.0)[6..],
@@ -393,7 +393,7 @@ fn kernel_params_have_the_header_layout() {
     assert_eq!(words("linear8:seed=7", 0.0), [8, 0, a, b, c, d, 0, 1]);
     assert_eq!(
         words("dynamic8:tensor=3:seed=7", 3.0),
-        [0, 3f32.to_bits(), a, b, c, d, 0, 1]
+        [0, 3f32.to_bits(), a, b, c, d, 3, 1]
     );
     // The second word of minmax and terngrad is the damping of error feedback.
     let [all, half, quarter] = [1.0, 0.5, 0.25].map(f32::to_bits);

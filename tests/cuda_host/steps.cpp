@@ -1,19 +1,7 @@
 // Exports a function that runs single steps of schedule kernels with a codec on the host, for
 // steps.rs. A warp moves all tiles of the step. block.h emulates the GPU.
 #include "block.h"
-
-#include <algorithm>
-
-using std::max;
-using std::min;
-
-inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
-inline void __threadfence_system() {}
-inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
-  const uint32_t was = *at;
-  if (was == from) *at = to;
-  return was;
-}
+#include "device.h"
 
 #include "prims/coded.cuh"
 
