@@ -1,13 +1,13 @@
 //! Tests scales that a tensor keeps from call to call (`tensor=K`). Outputs must equal those of the host engine for
 //! equal chunk sizes, over calls whose data grows and shrinks, and over graph replays.
 
-use crate::case::{Case, Done, Values};
+use crate::case::{Case, Values};
+use crate::coded;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
 use cinch::comm::Call;
 use cinch::gpu::{CaptureMode, Graph};
-use cinch::plan::Limits;
 use cinch::testing::Pattern;
 use cinch::{Algorithm, Collective, DType, ReduceOp, schedule};
 
@@ -85,9 +85,11 @@ fn of_round(case: &Case, round: usize) -> Case {
 fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let world = World::new(setup, nranks, gpus);
     let cases = tensors(nranks);
-    let (on_gpu, limits) = outputs(&world, &cases, None)?;
+    let rounds = (0..CALLS).flat_map(|round| cases.iter().map(move |case| of_round(case, round)));
+    let all: Vec<Case> = rounds.collect();
+    let (on_gpu, limits) = coded::outputs(&world, &all, None)?;
     let host_world = world.on_host_memory(&limits);
-    let (on_host, _) = outputs(&host_world, &cases, Some(limits))?;
+    let (on_host, _) = coded::outputs(&host_world, &all, Some(limits))?;
     for rank in 0..nranks {
         for (at, (found, wanted)) in on_gpu[rank].iter().zip(&on_host[rank]).enumerate() {
             let (round, case) = (at / cases.len(), &cases[at % cases.len()]);
@@ -102,32 +104,6 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
         CALLS * cases.len(),
         cases.len()
     ))
-}
-
-/// Returns each rank's outputs of all calls, in rounds over all tensors.
-fn outputs(
-    world: &World,
-    cases: &[Case],
-    limits: Option<Limits>,
-) -> Result<(Vec<Vec<Done>>, Limits), Stop> {
-    let nranks = world.nranks();
-    let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
-    let arenas = world.arenas(bytes.unwrap_or(0))?;
-    let all = world.run(|comm| {
-        if let Some(limits) = &limits {
-            comm.copy_limits(limits.clone())?;
-        }
-        let mut done = Vec::new();
-        for case in (0..CALLS).flat_map(|round| cases.iter().map(move |case| of_round(case, round)))
-        {
-            let input = case.input(comm.rank(), nranks);
-            let outcome = arenas[comm.rank()].run(&case, comm, &input);
-            done.push(outcome.map_err(|error| Stop::from(error).context(case))?);
-        }
-        Ok((done, comm.limits()?))
-    })?;
-    let limits = all[0].1.clone();
-    Ok((all.into_iter().map(|(done, _)| done).collect(), limits))
 }
 
 /// Replays of a graph count as calls: they drop the scales as so many calls do.

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::SCALES_BYTES;
 use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
-use crate::types::{CallSignature, SIGNATURE_WORDS};
+use crate::types::{CallSignature, SIGNATURE_WORDS, ScaleRule};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -148,7 +148,9 @@ impl GpuEngine {
         calls: impl Iterator<Item = (&'a Request, &'a PreparedPlan)>,
         is_captured: bool,
     ) -> Result<()> {
-        for (request, run) in calls {
+        let keeps =
+            |run: &PreparedPlan| matches!(run.plan.specs.inter.scale, ScaleRule::Tensor { .. });
+        for (request, run) in calls.filter(|(_, run)| keeps(run)) {
             let signature = run.plan.decided(request).signature(
                 run.plan.algorithm,
                 run.plan.specs.intra,
