@@ -88,6 +88,12 @@ static void weight_precision(void) {
     OK(cinch_awp_update(&copy, 2.0, &codec));
     CHECK(copy.bits == 16 && strcmp(codec, "trunc16") == 0 && awp.bits == 8);
     FAILS(cinch_awp_update(&awp, -1.0, NULL), CINCH_ERROR_INVALID_ARGUMENT, "L2 norm of -1");
+    copy.most_bits = 16;
+    OK(cinch_awp_update(&copy, 2.0, NULL));
+    OK(cinch_awp_update(&copy, 2.0, &codec));
+    CHECK(copy.bits == 16 && strcmp(codec, "trunc16") == 0);
+    copy.most_bits = 8;
+    FAILS(cinch_awp_update(&copy, 2.0, NULL), CINCH_ERROR_INVALID_ARGUMENT, "16 bits to begin with; they are 1 to 8");
 }
 
 /* Statistics as a call on a GPU would write them; a call on host memory refuses to. */

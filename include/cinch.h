@@ -926,9 +926,9 @@ typedef struct {
      */
     uint32_t has_previous;
     /**
-     * Reserved; leave it 0.
+     * Largest number of bits, 1 to 32; unset = 32. 16 moves at most half of the bytes of fp32.
      */
-    uint32_t reserved;
+    uint32_t most_bits;
 } cinch_awp_t;
 
 /**

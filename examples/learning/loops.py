@@ -144,15 +144,18 @@ class LossScaling:
 class AdaptiveWeights:
     """Weights as ranks receive them: packed on the host with the bits that AWP chose for each layer, then unpacked.
 
-    Biases are left out. `bits` fixes the number for all layers instead; that is how the best fixed number is searched.
+    Biases are left out. AWP chooses up to `most_bits`. `bits` fixes the number for all layers instead; that is how the
+    best fixed number is searched.
     On a GPU the master weights stay on the host and `cinch_copy` moves the packed bytes.
     """
 
-    def __init__(self, net: Net, seeds: int, threshold: float = 0.0, interval: int = 0, bits: int = 0) -> None:
+    def __init__(
+        self, net: Net, seeds: int, threshold: float = 0.0, interval: int = 0, bits: int = 0, most_bits: int = 32
+    ) -> None:
         self.net, self.fixed = net, bits
         self.parts = [part for part in net.parts if not part.is_bias]
         if not bits:
-            self.awp = [[cinch.Awp(threshold, interval) for _ in self.parts] for _ in range(seeds)]
+            self.awp = [[cinch.Awp(threshold, interval, most_bits=most_bits) for _ in self.parts] for _ in range(seeds)]
         self.seconds, self.bytes, self.raw_bytes = 0.0, 0, 0
 
     def _codec(self, seed: int, layer: int) -> str:

@@ -56,8 +56,9 @@ VANISHING = 2.0**-20
 #: Loss scale at which gradients of the task digits overflow, and clean steps until a scale grows.
 OVERFLOWING, GROWTH_INTERVAL = 2.0**24, 50
 #: Batches without growth after which AWP adds bits, in epochs. Growth counts from so many mean growths of the first
-#: quarter of exact training. Small networks' norms change more from batch to batch than the source's.
-AWP_EPOCHS, AWP_GROWTHS = (2, 6), 16.0
+#: quarter of exact training. Small networks' norms change more from batch to batch than the source's. A run with at most
+#: 16 bits moves half of the bytes or less.
+AWP_EPOCHS, AWP_GROWTHS, AWP_MOST_BITS = (2, 6), 16.0, 16
 
 
 class Writer:
@@ -224,11 +225,13 @@ class Runner:
         task, exact = self.tasks[name], self.exact_of(name)
         epoch = task.steps(cases.RANKS) // task.epochs
         threshold = AWP_GROWTHS * profiles.growth(task, self.seeds[:1], cases.RANKS)
-        for bits, epochs in [*((0, epochs) for epochs in AWP_EPOCHS), (8, 0), (16, 0), (24, 0)]:
+        adaptive = [*((0, epochs, 32) for epochs in AWP_EPOCHS), (0, AWP_EPOCHS[0], AWP_MOST_BITS)]
+        for bits, epochs, most_bits in [*adaptive, *((bits, 0, bits) for bits in (8, 16, 24))]:
             words = f"fixed {bits} bits" if bits else f"AWP, interval of {epochs} epochs"
+            words += f", at most {most_bits} bits" if bits < most_bits < 32 else ""
             if not self._has_time(words):
                 continue
-            kept = AdaptiveWeights(task.net, len(self.seeds), threshold, max(1, epochs * epoch), bits)
+            kept = AdaptiveWeights(task.net, len(self.seeds), threshold, max(1, epochs * epoch), bits, most_bits)
             outcome = loops.train(task, self.seeds, Exchange(self.ranks), weights=kept)
             more = {} if bits else {"threshold": threshold, "interval": epochs * epoch}
             self.writer.outcome(name, "weights", words, outcome, self.seeds, exact, **more)

@@ -70,6 +70,13 @@ for stage in "${stages[@]}"; do
                 gpu 70 "calm-$first" --parts textures-conv --cases calm --first-seed "$first"
             done
             ;;
+        conv-4bits)
+            # Blocks of seeds, as cases.py states them.
+            for first in 21 81 141 201 261 321 381 441; do
+                gpu 90 "conv-4bits-$first" --parts textures-conv --cases few --only "minmax4, with feedback" --rate 1 \
+                    --seeds 60 --first-seed "$first"
+            done
+            ;;
         characters) text 140 characters --cases close ;;
         characters-few) text 60 characters-few --cases few ;;
         # The rest of the codecs of few bits, with the whole rate and a fifth of it.

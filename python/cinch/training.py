@@ -22,13 +22,16 @@ class Awp:
     """Chooses how many bits of a group of weights to keep: few at first, more once their L2 norm stops growing.
 
     `threshold` is the relative growth of the norm that counts as growth, `interval` the number of successive batches
-    without it after which `step_bits` are added. Pass equal norms on all ranks, or they choose different codecs.
+    without it after which `step_bits` are added, up to `most_bits`. Pass equal norms on all ranks, or they choose
+    different codecs.
     """
 
-    def __init__(self, threshold: float, interval: int, start_bits: int = 8, step_bits: int = 8) -> None:
+    def __init__(
+        self, threshold: float, interval: int, start_bits: int = 8, step_bits: int = 8, most_bits: int = 32
+    ) -> None:
         self._raw = structure(_abi.cinch_awp_t, LIBRARY.cinch_awp_init)
         self._raw.threshold, self._raw.interval = threshold, interval
-        self._raw.bits, self._raw.step_bits = start_bits, step_bits
+        self._raw.bits, self._raw.step_bits, self._raw.most_bits = start_bits, step_bits, most_bits
         #: Codec that keeps the bits, rounded up to bytes: `trunc8`, `trunc16`, `trunc24` or `raw`.
         self.codec: str = ("trunc8", "trunc16", "trunc24", "raw")[min(3, (start_bits - 1) // 8)]
 

@@ -131,6 +131,9 @@ def training_helpers():
         raise SystemExit(f"the loss scaler gave {counts}, {applied}, {scaler.scale}, {scaler.skipped}")
     raises(TypeError, "no setting 'start'", cinch.LossScaler, start=1.0)
     raises(cinch.InvalidArgumentError, "norm", awp.update, -1.0)
+    limited = cinch.Awp(1e-3, 1, most_bits=16)
+    if [limited.update(1.0) for _ in range(3)] != ["trunc16"] * 3:
+        raise SystemExit(f"AWP chose {limited.codec} with at most 16 bits")
 
 
 def other_arrays(comm):

@@ -115,7 +115,7 @@ class Awp(ctypes.Structure):
         ("bits", c_uint32),
         ("count", c_uint32),
         ("has_previous", c_uint32),
-        ("reserved", c_uint32),
+        ("most_bits", c_uint32),
     ]
 
 

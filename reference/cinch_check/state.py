@@ -313,9 +313,10 @@ def check_awp(library: Library, result: Result, random: np.random.Generator) -> 
     ours = training.Awp()
     threshold, interval = float(random.choice([0.0, 0.01, 1e-3])), int(random.choice([1, 2, 4]))
     step_bits, bits = int(random.choice([0, 1, 3, 8])), int(random.choice([0, 4, 8, 17]))
+    most_bits = int(random.choice([0, 4, 8, 16, 20, 32]))
     for awp in (ours, theirs):
         awp.threshold, awp.interval = threshold, interval
-        awp.step_bits, awp.bits = step_bits, bits
+        awp.step_bits, awp.bits, awp.most_bits = step_bits, bits, most_bits
     norm = 1.0
     for _ in range(40):
         norm *= float(random.choice([1.0, 1.02, 0.9, 1.0005]))
@@ -328,7 +329,7 @@ def check_awp(library: Library, result: Result, random: np.random.Generator) -> 
         except LibraryError:
             answer = None
         result.expect(f"AWP({given})", ours.update(given), answer)
-        for name in ("threshold", "previous", "interval", "step_bits", "bits", "count", "has_previous"):
+        for name in ("threshold", "previous", "interval", "step_bits", "bits", "count", "has_previous", "most_bits"):
             result.expect(f"AWP {name} after {given}", getattr(ours, name), getattr(theirs, name))
         result.elements += 1
 

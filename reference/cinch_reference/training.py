@@ -51,10 +51,12 @@ class Awp:
     bits: int = 0
     count: int = 0
     has_previous: int = 0
+    most_bits: int = 0
 
     def update(self, norm: float) -> str | None:
         """Returns the codec after a batch, None for an error. Section "Training helpers", AWP."""
-        if np.isfinite(norm) and norm < 0:
+        most_bits = self.most_bits or 32
+        if (np.isfinite(norm) and norm < 0) or (self.bits or 8) > most_bits:
             return None
         self.bits, self.step_bits = self.bits or 8, self.step_bits or 8
         bits = self.bits
@@ -65,7 +67,7 @@ class Awp:
             self.count = 0 if grown else self.count + 1
             self.previous, self.has_previous = float(norm), 1
             if self.count >= self.interval:
-                bits = min(bits + (self.step_bits or 8), 32)
+                bits = min(bits + (self.step_bits or 8), most_bits)
                 self.previous, self.has_previous = 0.0, 0
                 self.count = 0
             self.bits = bits

@@ -45,8 +45,8 @@ pub struct cinch_awp_t {
     pub count: u32,
     /// State: 1 if `previous` is valid.
     pub has_previous: u32,
-    /// Reserved; leave it 0.
-    pub reserved: u32,
+    /// Largest number of bits, 1 to 32; unset = 32. 16 moves at most half of the bytes of fp32.
+    pub most_bits: u32,
 }
 
 cinch_struct!(cinch_awp_t, magic 0xC1C4_0A39, first 56, now 56);
@@ -325,6 +325,7 @@ fn awp_of(fields: &cinch_awp_t) -> Result<Awp> {
     let default = AwpConfig::new(fields.threshold, fields.interval);
     let config = AwpConfig {
         step_bits: or(fields.step_bits, default.step_bits),
+        most_bits: or(fields.most_bits, default.most_bits),
         ..default
     };
     let state = AwpState {

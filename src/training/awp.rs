@@ -18,18 +18,21 @@ pub struct AwpConfig {
     pub interval: u32,
     /// N: number of bits added at a time, 1 to 32.
     pub step_bits: u32,
-    /// Number of bits at the start, 1 to 32.
+    /// Number of bits at the start, 1 to `most_bits`.
     pub start_bits: u32,
+    /// Largest number of bits, 1 to 32. The paper has 32; 16 moves at most half of the bytes of fp32.
+    pub most_bits: u32,
 }
 
 impl AwpConfig {
-    /// Creates the paper's parameters: 8 bits at the start, and 8 more each time.
+    /// Creates the paper's parameters: 8 bits at the start, and 8 more each time, up to 32.
     pub fn new(threshold: f64, interval: u32) -> AwpConfig {
         AwpConfig {
             threshold,
             interval,
             step_bits: 8,
             start_bits: 8,
+            most_bits: 32,
         }
     }
 }
@@ -85,11 +88,17 @@ impl Awp {
         for (name, bits) in [
             ("step", config.step_bits),
             ("start", config.start_bits),
-            ("state", state.bits),
+            ("most", config.most_bits),
         ] {
             if !(1..=32).contains(&bits) {
                 return bad(format!("{name} bits of {bits}; they are 1 to 32"));
             }
+        }
+        if !(1..=config.most_bits).contains(&state.bits) {
+            return bad(format!(
+                "{} bits to begin with; they are 1 to {}",
+                state.bits, config.most_bits
+            ));
         }
         if state.previous.is_some_and(|norm| !is_norm(norm)) || state.count >= config.interval {
             return bad(format!(
@@ -124,7 +133,7 @@ impl Awp {
         state.previous = Some(norm);
         if state.count >= self.config.interval {
             *state = AwpState {
-                bits: (state.bits + self.config.step_bits).min(32),
+                bits: (state.bits + self.config.step_bits).min(self.config.most_bits),
                 previous: None,
                 count: 0,
             };
@@ -181,7 +190,7 @@ mod tests {
             }
             previous = norm;
             if count == config.interval {
-                bits = u32::min(32, bits + config.step_bits);
+                bits = u32::min(config.most_bits, bits + config.step_bits);
                 (previous, count) = (f64::NAN, 0);
             }
             answers.push(bits);
@@ -227,6 +236,7 @@ mod tests {
                 interval: 2 + (seed % 5) as u32,
                 step_bits: 1 + (seed % 9) as u32,
                 start_bits: 8,
+                most_bits: 8 + (seed % 25) as u32,
             };
             let mut awp = Awp::new(config).unwrap();
             let mut answers = Vec::new();
@@ -297,6 +307,21 @@ mod tests {
                     ..good
                 },
                 "start bits of 33",
+            ),
+            (
+                AwpConfig {
+                    most_bits: 0,
+                    ..good
+                },
+                "most bits of 0",
+            ),
+            (
+                AwpConfig {
+                    start_bits: 17,
+                    most_bits: 16,
+                    ..good
+                },
+                "17 bits to begin with; they are 1 to 16",
             ),
         ] {
             let error = Awp::new(config).unwrap_err();

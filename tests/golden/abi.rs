@@ -100,7 +100,7 @@ pub struct CAwp {
     pub bits: u32,
     pub count: u32,
     pub has_previous: u32,
-    pub reserved: u32,
+    pub most_bits: u32,
 }
 
 /// Mirrors `cinch_loss_scaler_t`.

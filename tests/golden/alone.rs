@@ -73,10 +73,10 @@ fn encoded(inputs: &mut Inputs, codec: &str, layout: u32) -> Outcome {
 /// Updates adaptive weight precision with norms that grow, that stay equal, and that are NaN.
 fn precision() -> Outcome {
     let mut hash = Hash::NEW;
-    for (step_bits, bits) in [(0, 0), (4, 8), (7, 30)] {
+    for (step_bits, bits, most_bits) in [(0, 0, 0), (4, 8, 0), (7, 30, 0), (8, 8, 16)] {
         let mut awp = CAwp::new();
         (awp.threshold, awp.interval) = (0.05, 3);
-        (awp.step_bits, awp.bits) = (step_bits, bits);
+        (awp.step_bits, awp.bits, awp.most_bits) = (step_bits, bits, most_bits);
         for batch in 0..40 {
             let norm = match batch {
                 5 | 17 => f64::NAN,
