@@ -72,9 +72,9 @@ for stage in "${stages[@]}"; do
             ;;
         conv-4bits)
             # Blocks of seeds, as cases.py states them.
-            for first in 21 81 141 201 261 321 381 441; do
-                gpu 90 "conv-4bits-$first" --parts textures-conv --cases few --only "minmax4, with feedback" --rate 1 \
-                    --seeds 60 --first-seed "$first"
+            for block in 21:60 81:60 141:60 201:60 261:60 321:60 381:60 441:60 {501..1851..150}:150; do
+                gpu 90 "conv-4bits-${block%:*}" --parts textures-conv --cases few --only "minmax4, with feedback" \
+                    --rate 1 --first-seed "${block%:*}" --seeds "${block#*:}"
             done
             ;;
         characters) text 140 characters --cases close ;;
