@@ -20,7 +20,7 @@
  * Input and output must not overlap, except in place where the function allows it.
  *
  * Threads: any thread may call any function. Calls on one communicator run one after the other. All
- * its ranks must make them in the same order, and must group small all_reduces alike, because a group
+ * its ranks must make them in the same order, and must group small collectives alike, because a group
  * fuses these calls (see cinch_group_start). Groups and cinch_last_error() are per thread. Signal
  * handlers must not call any function. A forked child must not use a communicator of its parent: it
  * gets CINCH_ERROR_INVALID_USAGE.
@@ -847,7 +847,8 @@ typedef struct {
     cinch_algorithm_t algorithm;
     /**
      * Codec and its parameters, such as `linear8:block=128`; NULL = the communicator's codec.
-     * `auto:linear8` uses the codec only if the cost model predicts that the call gets faster.
+     * `auto:linear8` uses the codec only if the cost model predicts that the call gets faster. On a GPU it runs only on
+     * a communicator whose own codec is `auto:` too, because that one has timed calls.
      * A codec that cannot carry the call, such as a lossy one for integers, is an error.
      */
     const char *codec;
@@ -1309,7 +1310,8 @@ cinch_result_t cinch_recv(void *recvbuf,
  * Consecutive small all_reduces on a communicator of host memory are fused into one message if they
  * have the same type, operator, codec and algorithm (`CINCH_FUSE_BYTES` is the size limit). No such
  * call may use memory that another one writes. Calls are not fused if they keep scales or
- * residuals for a tensor, run on a GPU, or use a created operator.
+ * residuals for a tensor, or use a created operator. On a GPU up to 16 small collectives that one kernel can
+ * run share a launch.
  *
  * So all ranks must group such calls alike, or set `CINCH_FUSE_BYTES=0`. A group of one call equals
  * that call without a group, with one exception: `CINCH_CODEC_SAMPLE` does not sample calls on host

@@ -50,7 +50,8 @@ pub struct cinch_call_t {
     /// Algorithm; unset = the communicator's choice.
     pub algorithm: algorithm_number,
     /// Codec and its parameters, such as `linear8:block=128`; NULL = the communicator's codec.
-    /// `auto:linear8` uses the codec only if the cost model predicts that the call gets faster.
+    /// `auto:linear8` uses the codec only if the cost model predicts that the call gets faster. On a GPU it runs only on
+    /// a communicator whose own codec is `auto:` too, because that one has timed calls.
     /// A codec that cannot carry the call, such as a lossy one for integers, is an error.
     pub codec: *const c_char,
     /// Id of the tensor whose scales a codec with `tensor=K` keeps between calls; 0 = none. On a GPU

@@ -22,7 +22,8 @@ thread_local! {
 /// Consecutive small all_reduces on a communicator of host memory are fused into one message if they
 /// have the same type, operator, codec and algorithm (`CINCH_FUSE_BYTES` is the size limit). No such
 /// call may use memory that another one writes. Calls are not fused if they keep scales or
-/// residuals for a tensor, run on a GPU, or use a created operator.
+/// residuals for a tensor, or use a created operator. On a GPU up to 16 small collectives that one kernel can
+/// run share a launch.
 ///
 /// So all ranks must group such calls alike, or set `CINCH_FUSE_BYTES=0`. A group of one call equals
 /// that call without a group, with one exception: `CINCH_CODEC_SAMPLE` does not sample calls on host

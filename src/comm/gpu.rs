@@ -3,13 +3,14 @@
 use super::check::{self, BufferRanges};
 use super::sample::Admission;
 use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
-use super::{stats, topology};
+use super::{costs, stats, topology};
 use crate::bootstrap::OutOfBandRef;
 use crate::config::{CodecPolicy, Config, FileChoice};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::gpu::kernels::{self, Kernels};
 use crate::engine::gpu::{
-    Admitted, Connections, EngineParts, GpuCall, GpuEngine, SampleWindows, Sampled, is_capturing,
+    Admitted, CallTimer, Connections, EngineParts, GpuCall, GpuEngine, SampleWindows, Sampled,
+    is_capturing,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
@@ -17,7 +18,7 @@ use crate::gpu::abi::Protocol;
 use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
-use crate::plan::{Resident, Site, Tuning, TuningTable, links};
+use crate::plan::{Resident, Site, TIMED_BYTES, TIMED_DTYPES, Tuning, TuningTable, links};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::fork_safe::ForkSafeOnce;
@@ -170,7 +171,8 @@ fn try_connect(
         _ => &hosts,
     };
     refuse_codec_by_level(groups, policy)?;
-    check_codec(&policy.clone().on_groups(groups.count()))?;
+    let policy = policy.clone().on_groups(groups.count());
+    check_codec(&policy)?;
     let info = info(&links, hosts);
     let network = links.take_network();
     let own = site(&context, &info, exchange.peers().len());
@@ -194,20 +196,43 @@ fn try_connect(
         );
         engine.set_topology(topology);
     }
-    let engine = Mutex::new(engine);
+    let state = start(exchange, config, &policy, context, engine)?;
+    Ok((info, state))
+}
+
+/// Allocates memory beside that of `engine`, and times calls for `auto:` codecs. All ranks call it together.
+fn start(
+    exchange: &OutOfBandRef,
+    config: &Config,
+    policy: &CodecPolicy,
+    context: Arc<Context>,
+    mut engine: GpuEngine,
+) -> Result<GpuState> {
     let windows = match policy.sample {
         0 => None,
         _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
+    let timed = costs::timed_codecs(policy);
+    let timer = match timed[..] {
+        [] => None,
+        _ => Some(CallTimer::new(
+            &context,
+            LARGEST_TIMED,
+            config.init_timeout,
+        )?),
+    };
     // No rank launches kernels before all ranks have allocated. Otherwise an allocation could wait for
     // another rank's kernel on the GPU, and that kernel for this rank.
     exchange.barrier()?;
-    let state = GpuState {
+    if let Some(timer) = timer {
+        let calls = (&timed[..], &TIMED_DTYPES[..]);
+        costs::time_calls(exchange, calls, &mut engine, &timer, config.init_timeout)?;
+    }
+    Ok(GpuState {
         context,
-        engine,
+        engine: Mutex::new(engine),
         windows,
-    };
-    Ok((info, state))
+    })
 }
 
 /// Returns a warning about settings without effect on GPUs.
@@ -225,6 +250,9 @@ fn without_effect(config: &Config) -> Option<String> {
         )
     })
 }
+
+/// Bytes of the largest timed call.
+const LARGEST_TIMED: usize = TIMED_BYTES[TIMED_BYTES.len() - 1];
 
 /// Channels without which a rank cannot send and receive messages of one group at once.
 const LEAST_CHANNELS: usize = 2;

@@ -195,7 +195,7 @@ knobs! {
     CINCH_CODEC_BOUND codec_bound: f64 = f64::INFINITY, Custom("a number above 0, or inf", parse_bound), Effect,
         "relative RMS error of a sampled slice above which a communicator switches its codec off";
     CINCH_FUSE_BYTES fuse_bytes: usize = 64 << 10, ByteCount(0, 1 << 20, 1), Always,
-        "all_reduces of a group up to this many bytes each are fused into one on host memory, so all ranks must group them alike; 0 fuses none";
+        "all_reduces of a group up to this many bytes each are fused into one on host memory, and collectives share a launch on GPUs, so all ranks must group them alike; 0 fuses none";
     CINCH_THREADS threads: usize = 1, WholeNumber(1, 256, ""), No,
         "threads that encode or decode a large array outside a collective";
     CINCH_TIMEOUT timeout: Duration = Duration::from_secs(60), Seconds(0.01, 1e6), No,

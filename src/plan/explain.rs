@@ -1,6 +1,7 @@
 //! Prints the candidates for a call, their predicted costs, the winner, and what selected it.
 
 use super::algorithms::no_hierarchy;
+use super::call_times::AutoChoice;
 use super::ring_set::no_ring_set;
 use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
 use crate::error::Result;
@@ -49,7 +50,10 @@ impl Planner {
             self.best(request)?.0,
             self.best(&request.without_codec())?.0,
         );
-        let pays = coded.seconds < raw.seconds;
+        let AutoChoice {
+            seconds: [with, without],
+            pays,
+        } = self.auto_choice(request, [coded.seconds, raw.seconds])?;
         let mut text = match pays {
             true => table(request)? + &table(&request.without_codec())?,
             false => table(&request.without_codec())? + &table(request)?,
@@ -57,18 +61,13 @@ impl Planner {
         let spec = request.codec.inter;
         text += &format!(
             "  auto:{spec}: raw {:.2} us, {spec} {:.2} us, so {} runs\n",
-            raw.seconds * 1e6,
-            coded.seconds * 1e6,
+            without * 1e6,
+            with * 1e6,
             if pays { spec } else { CodecSpec::RAW },
         );
         text += "  costs: ";
         text += &match (&self.limits.gpu, &self.limits.machine.measured) {
-            (Some(_), _) => match &self.tuning {
-                Tuning::Table(_) => {
-                    "of the table where it has lines, else of the GPUs' model".into()
-                }
-                _ => "constants of the GPUs' model".into(),
-            },
+            (Some(_), _) => self.describe_call_times(request)?,
             (None, Some(measured)) => measured.describe(spec.kind),
             (None, None) => "constants; a communicator whose CINCH_CODEC is auto:NAME, or \
                              auto:raw, measures them when it is made"

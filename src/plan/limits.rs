@@ -141,13 +141,14 @@ impl GpuLimits {
         self.channels.min(request.tuning.most_channels())
     }
 
-    /// Returns whether the call names a protocol, or the settings a kernel or a protocol, and `kernel` matches all that
-    /// they name. The protocol of the call precedes the one of the settings.
+    /// Returns whether the call or the settings name a kernel or a protocol, and `kernel` matches all that they name. Those
+    /// of the call precede those of the settings.
     pub(super) fn asks_for(&self, request: &Request, kernel: KernelProtocol) -> bool {
         let protocol = request.tuning.protocol.or(self.protocol);
-        (protocol.is_some() || self.kernel.is_some())
+        let asked_kernel = request.tuning.kernel.or(self.kernel);
+        (protocol.is_some() || asked_kernel.is_some())
             && protocol.is_none_or(|asked| asked == kernel.protocol)
-            && self.kernel.is_none_or(|asked| asked == kernel.kernel)
+            && asked_kernel.is_none_or(|asked| asked == kernel.kernel)
     }
 
     /// Returns these limits with settings that force `kernel`.

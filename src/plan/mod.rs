@@ -6,6 +6,7 @@
 mod algorithms;
 mod average;
 mod busiest;
+mod call_times;
 mod candidate;
 mod cost;
 mod encoded_tiles;
@@ -20,10 +21,12 @@ mod measured;
 mod ring_set;
 mod sample_window;
 mod select;
+mod shared_launch;
 mod tuning;
 mod work;
 
 pub use crate::types::ResolvedCall as Request;
+pub use call_times::{TIMED_BYTES, TIMED_DTYPES, TimedCall};
 pub use candidate::{Candidate, ChannelRings};
 pub use cost::{MachineFacts, seconds};
 pub use encoded_tiles::EncodedTiles;
@@ -34,6 +37,7 @@ pub use limits::{GpuLimits, Limits, Resident};
 pub use measured::{Affine, MeasuredCosts};
 pub use sample_window::{SAMPLE_WINDOW_ELEMENTS, SampleWindow};
 pub use select::candidates;
+pub use shared_launch::LaunchPlace;
 pub use tuning::{
     AppliedEntry, Choice, KernelVariant, Site, TableEntry, TableHeader, Tuning, TuningTable,
     WireClass, links,
@@ -49,6 +53,7 @@ use crate::types::{
     Algorithm, CallTuning, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level,
     ScaleRule,
 };
+use call_times::CallRatios;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -193,6 +198,8 @@ pub struct Planner {
     rank: usize,
     isa: Isa,
     tuning: Tuning,
+    /// By which calls with an `auto:` codec decide on GPUs.
+    ratios: CallRatios,
     plans: HashMap<PlanKey, Arc<Plan>>,
     /// Plans of the latest calls, newest first, because loops repeat a few shapes.
     latest: VecDeque<(PlanKey, Arc<Plan>)>,
@@ -213,6 +220,7 @@ impl Planner {
             rank,
             isa,
             tuning: Tuning::Model("no table was looked for".into()),
+            ratios: CallRatios::default(),
             plans: HashMap::new(),
             latest: VecDeque::new(),
         }
@@ -322,10 +330,10 @@ impl Planner {
             // At equal costs the call runs without a codec, because it is exact.
             true => {
                 let raw = self.best(&request.without_codec())?;
-                if coded.0.seconds < raw.0.seconds {
-                    coded
-                } else {
-                    raw
+                let predicted = [coded.0.seconds, raw.0.seconds];
+                match self.auto_choice(request, predicted)?.pays {
+                    true => coded,
+                    false => raw,
                 }
             }
         };
@@ -400,8 +408,8 @@ impl Planner {
         if request.algorithm.is_some() {
             return Ok(Err("the call asks for an algorithm".into()));
         }
-        if request.tuning.protocol.is_some() {
-            return Ok(Err("the call asks for a protocol".into()));
+        if request.tuning.protocol.is_some() || request.tuning.kernel.is_some() {
+            return Ok(Err("the call asks for a kernel or protocol".into()));
         }
         if self.limits.algorithm.is_some() || gpu.is_forced() {
             return Ok(Err("CINCH_ALGO, CINCH_KERNEL or CINCH_PROTO is set".into()));

@@ -2,8 +2,8 @@
 
 use super::signature::COUNT_BITS;
 use super::{
-    Algorithm, CallSignature, CodecSetting, CodecSpec, Collective, DType, Extent, Fused, Protocol,
-    ReduceOp,
+    Algorithm, CallSignature, CodecSetting, CodecSpec, Collective, DType, Extent, Fused, Kernel,
+    Protocol, ReduceOp,
 };
 use crate::error::{Error, Result};
 use std::num::NonZeroU8;
@@ -18,6 +18,9 @@ pub struct CallTuning {
     /// Protocol of the kernel, where the call has a kernel with it, whatever `CINCH_PROTO` is. `None` takes
     /// `CINCH_PROTO`, else the cheapest. Without effect on host memory.
     pub protocol: Option<Protocol>,
+    /// Kernel, where the call has one with the protocol, whatever `CINCH_KERNEL` is. `None` takes `CINCH_KERNEL`, else the
+    /// cheapest. Without effect on host memory.
+    pub kernel: Option<Kernel>,
     /// Largest number of channels, which are the blocks of a kernel. It raises no other bound.
     pub max_channels: Option<NonZeroU8>,
 }
@@ -26,6 +29,7 @@ impl CallTuning {
     /// Requests nothing.
     pub const AUTO: CallTuning = CallTuning {
         protocol: None,
+        kernel: None,
         max_channels: None,
     };
 
@@ -54,7 +58,7 @@ pub struct Call {
     pub peer: usize,
     /// Codec inside a host and between hosts. `None` takes the communicator's codec if that codec
     /// admits the call, else no codec. `auto` uses measured costs if the communicator's own codec
-    /// is `auto` too, because only such a communicator measures.
+    /// is `auto` too, because only such a communicator measures. On GPUs such a call on another communicator has no codec.
     pub codec: Option<CodecSetting>,
     /// Algorithm; `None` takes the communicator's choice, else the cheapest.
     pub algorithm: Option<Algorithm>,

@@ -1,7 +1,9 @@
 //! The signature of a call. The header of every message carries it. Ranks that disagree about a
 //! call thus fail at the first bytes instead of hanging.
 
-use super::{Algorithm, CallTuning, CodecKind, CodecSpec, Collective, DType, Protocol, ReduceOp};
+use super::{
+    Algorithm, CallTuning, CodecKind, CodecSpec, Collective, DType, Kernel, Protocol, ReduceOp,
+};
 use std::fmt;
 use std::num::NonZeroU8;
 
@@ -70,7 +72,8 @@ pub struct CallSignature {
     pub op: u8,
     /// Family of the schedule that runs.
     pub algorithm: Algorithm,
-    /// Protocol and channels that the caller requested. They decide which kernel waits for which messages.
+    /// Protocol, kernel and channels that the caller requested, or that a launch of several calls has. They decide which
+    /// kernel waits for which messages.
     pub tuning: CallTuning,
     /// Root, or the sender of a send/recv.
     pub root: u32,
@@ -93,9 +96,10 @@ pub struct CallSignature {
 /// Bits of the element count.
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
-/// Returns 4 bits that stand for a requested protocol.
-fn protocol_bits(protocol: Option<Protocol>) -> u64 {
-    protocol.map_or(0, |protocol| protocol as u64 + 1)
+/// Returns 4 bits that stand for a requested protocol and kernel: two bits each, which are 0 for none.
+fn kernel_bits(tuning: CallTuning) -> u64 {
+    let protocol = tuning.protocol.map_or(0, |protocol| protocol as u64 + 1);
+    protocol | tuning.kernel.map_or(0, |kernel| kernel as u64 + 1) << 2
 }
 
 /// Returns 8 bits that stand for the largest number of channels.
@@ -127,7 +131,7 @@ impl CallSignature {
                 | (self.dtype as u64) << 16
                 | u64::from(self.op) << 24
                 | (self.algorithm as u64) << 32
-                | protocol_bits(self.tuning.protocol) << 36
+                | kernel_bits(self.tuning) << 36
                 | self.intra_bits() << 40,
             match has_place(self.collective) {
                 true => u64::from(self.root) | u64::from(self.peer) << 32,
@@ -175,9 +179,13 @@ impl CallSignature {
             op: byte(24),
             algorithm: Algorithm::from_number((byte(32) & 15).into())?,
             tuning: CallTuning {
-                protocol: match byte(32) >> 4 {
+                protocol: match byte(32) >> 4 & 3 {
                     0 => None,
                     number => Some(Protocol::from_number(u32::from(number) - 1)?),
+                },
+                kernel: match byte(32) >> 6 {
+                    0 => None,
+                    number => Some(Kernel::from_number(u32::from(number) - 1)?),
                 },
                 max_channels: max_channels(words[2]),
             },
@@ -288,6 +296,7 @@ mod tests {
                 algorithm: Algorithm::ALL[number % Algorithm::ALL.len()],
                 tuning: CallTuning {
                     protocol: [None, Some(Protocol::Simple), Some(Protocol::Ll128)][number % 3],
+                    kernel: [None, Some(Kernel::Schedule), Some(Kernel::Fused)][number / 3 % 3],
                     max_channels: NonZeroU8::new((number * 40) as u8),
                 },
                 root,
@@ -353,6 +362,7 @@ mod tests {
             algorithm: Algorithm::Tree,
             tuning: CallTuning {
                 protocol,
+                kernel: None,
                 max_channels: NonZeroU8::new(channels),
             },
             root: 1,

@@ -8,6 +8,7 @@
 
 mod arena;
 mod arrays;
+mod automatic;
 mod case;
 mod codecs;
 mod coded;
@@ -19,6 +20,7 @@ mod failures;
 mod feedback;
 mod figures;
 mod graphs;
+mod groups;
 mod harness;
 mod hosts;
 mod many_ranks;
@@ -68,6 +70,8 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(factors::checks());
     all.extend(refusals::checks());
     all.extend(graphs::checks(options));
+    all.extend(groups::checks(options));
+    all.extend(automatic::checks(options));
     all.extend(early::checks());
     all.extend(feedback::checks(options));
     all.extend(scales::checks(options));

@@ -140,7 +140,7 @@ fn largest(call: &Call) -> Result<f64, Stop> {
 }
 
 /// Compares the statistics of a call with a loop over its input and its output.
-fn judge(call: &Call, input: &[u8], output: &[u8], found: &CallStatistics) -> Result<(), Stop> {
+pub fn judge(call: &Call, input: &[u8], output: &[u8], found: &CallStatistics) -> Result<(), Stop> {
     let dtype = call.dtype;
     let values = |all: &[u8]| -> Vec<f64> {
         let elements = all.chunks_exact(dtype.size());

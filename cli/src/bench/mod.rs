@@ -67,6 +67,9 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
     if let [old, new] = &options.compare[..] {
         return compare_saved::main(old, new, options.json.as_deref());
     }
+    // With an `auto:` codec the planner decides by measured costs, so the communicator must measure
+    // them.
+    config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
     if options.gpu.on_gpus(options.ranks).map_err(usage)? {
         return gpu::main(options, config);
     }
@@ -77,9 +80,6 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
     }
     let ranks = options.ranks.map(|ranks| ranks as usize);
     config.emulated = options.emulate.machine(ranks).map_err(usage)?;
-    // With an `auto:` codec the planner decides by measured costs, so the communicator must measure
-    // them.
-    config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
     if let Some((hosts, ranks)) = options.explain_hosts {
         let shape = Groups::even_hosts(hosts, ranks);
         return hosts::main(

@@ -208,6 +208,7 @@ mod tests {
         let with = |algorithm, protocol| {
             let tuning = CallTuning {
                 protocol: Some(protocol),
+                kernel: None,
                 max_channels: None,
             };
             planner.candidates(&asking(request, algorithm, tuning))
@@ -270,6 +271,7 @@ mod tests {
                     );
                     let tuning = CallTuning {
                         protocol: taken,
+                        kernel: None,
                         max_channels: std::num::NonZeroU8::new(5),
                     };
                     let plan = planner.plan(&asking(&request, algorithm, tuning)).unwrap();

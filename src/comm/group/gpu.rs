@@ -5,10 +5,10 @@ use super::super::launch_interleave::{GpuCalls, interleave};
 use super::super::sample::Admission;
 use super::super::{Communicator, Report};
 use super::{GroupCall, fail_all};
-use crate::engine::gpu::GpuCall;
+use crate::engine::gpu::{GpuCall, GpuEngine};
 use crate::error::Result;
 use crate::mem::Buffers;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 /// The calls of a group on one communicator of a GPU.
 struct GpuGroup<'a, 'c> {
@@ -46,7 +46,7 @@ pub(super) fn queue(
     }
     engines.sort_by_key(|(at, _)| *at);
     let mut admitted = Vec::new();
-    for (which, batch) in interleave(&gpu_calls(&all)) {
+    for (which, batch) in interleave(&gpu_calls(&all, &engines)) {
         let GpuGroup {
             comm,
             gpu,
@@ -96,33 +96,45 @@ impl<'a, 'c> GpuGroup<'a, 'c> {
         })
     }
 
-    /// Returns for each call whether a batch may begin with it. A collective is a separate launch on
-    /// all ranks; messages between two collectives are one launch. Calls on several streams form
+    /// Returns for each call whether a batch may begin with it. A collective is a separate launch on all ranks, or shares
+    /// one with those before it; messages between two collectives are one launch. Calls on several streams form
     /// one batch, because the batch joins the streams before and after its calls.
-    fn may_begin(&self) -> Vec<bool> {
+    fn may_begin(&self, engine: &GpuEngine) -> Vec<bool> {
+        let mut group = Vec::with_capacity(self.calls.len());
+        for (call, admission) in &self.calls {
+            // A sampled call is queued by itself.
+            group.push((call.request, admission.window.is_none()));
+        }
+        let places = engine.launch_places(&group);
         let launches = |at: usize| {
             let request = &self.calls[at].0.request;
             !request.collective.is_message() && request.count > 0
         };
         let stream = |at: usize| self.calls[at].0.buffers.stream();
         let is_one = (0..self.calls.len()).all(|at| stream(at) == stream(0));
-        let may_begin = |at: usize| is_one && (at == 0 || launches(at - 1) || launches(at));
+        let may_begin = |at: usize| {
+            is_one && places[at].begins && (at == 0 || launches(at - 1) || launches(at))
+        };
         (0..self.calls.len()).map(may_begin).collect()
     }
 }
 
 /// Numbers the GPUs of the communicators for [`interleave`].
-fn gpu_calls(all: &[GpuGroup<'_, '_>]) -> Vec<GpuCalls> {
+fn gpu_calls(
+    all: &[GpuGroup<'_, '_>],
+    engines: &[(usize, MutexGuard<'_, GpuEngine>)],
+) -> Vec<GpuCalls> {
     let gpu = |group: &GpuGroup<'_, '_>| {
         let gpu = group.comm.gpu_context()?;
         Some((Arc::as_ptr(gpu.driver()), gpu.handle()))
     };
-    let numbered = |group: &GpuGroup<'_, '_>| GpuCalls {
-        gpu: all
-            .iter()
-            .position(|other| gpu(other) == gpu(group))
-            .unwrap_or_default(),
-        may_begin: group.may_begin(),
-    };
-    all.iter().map(numbered).collect()
+    let numbered =
+        |(group, (_, engine)): (&GpuGroup<'_, '_>, &(usize, MutexGuard<'_, GpuEngine>))| GpuCalls {
+            gpu: all
+                .iter()
+                .position(|other| gpu(other) == gpu(group))
+                .unwrap_or_default(),
+            may_begin: group.may_begin(engine),
+        };
+    all.iter().zip(engines).map(numbered).collect()
 }

@@ -141,7 +141,8 @@ impl<'a> Group<'a> {
     ///
     /// Small all_reduces of host memory are fused if they follow one another on a communicator and
     /// differ in data and count only (`CINCH_FUSE_BYTES`). Their buffers must not depend on each
-    /// other, and all ranks must group them alike.
+    /// other, and all ranks must group them alike. So they must for small collectives on GPUs, up to 16 of which share a
+    /// launch.
     ///
     /// A group of one call behaves like the call alone, except for `CINCH_CODEC_SAMPLE`. Calls on
     /// host memory in groups are not sampled, so all ranks must make a coded sum in a group, or

@@ -110,12 +110,12 @@ impl PreparedPlan {
         request.feedback.filter(|_| moves)
     }
 
-    /// Adds a call's steps of one launch to its work buffer. `captured` states that a graph may replay the launch.
+    /// Adds a call's steps of one launch to its work buffer, for the channels from `first_channel` on. `captured` states that a graph may replay the launch.
     pub fn add_to(
         &self,
         (work_buffer, packed): (&mut WorkBuffer, &PackedSchedule),
         call: &GpuCall<'_>,
-        signature: [u64; SIGNATURE_WORDS],
+        (signature, first_channel): ([u64; SIGNATURE_WORDS], usize),
         kept: KeptMemory<'_>,
         captured: bool,
         begin: Launch,
@@ -127,6 +127,8 @@ impl PreparedPlan {
         }
         work.scales = kept.scales.map_or(0, |memory| memory.address());
         work.ends = u8::from(kept.ends);
+        // A GPU has fewer channels than 2^16.
+        work.first_channel = first_channel as u16;
         work.codec = codec_words(&self.plan, signature[SEQUENCE_WORD]);
         // All replays carry the sequence number of the captured call, so the kernel itself must
         // vary the codec's keys.

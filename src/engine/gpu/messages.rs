@@ -5,13 +5,13 @@
 //! the kernel.
 
 use super::launch::KeptMemory;
+use super::launch::copy;
 use super::pack::WorkBuffer;
-use super::{GpuCall, GpuEngine, PreparedPlan, copy};
+use super::{GpuCall, GpuEngine, PreparedCall};
 use crate::error::Result;
 use crate::gpu::Stream;
 use crate::types::SIGNATURE_WORDS;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Largest number of queues of a GPU for the launches of streams (`CUDA_DEVICE_MAX_CONNECTIONS`).
@@ -41,7 +41,7 @@ impl GpuEngine {
     pub(super) fn messages(
         &mut self,
         calls: &[GpuCall<'_>],
-        prepared: &[Arc<PreparedPlan>],
+        prepared: &[PreparedCall],
         messages: &[(usize, [u64; SIGNATURE_WORDS])],
         stream: &Stream,
         capture: Option<u64>,
@@ -70,7 +70,7 @@ impl GpuEngine {
             }
             let number = earlier.entry(pair).or_default();
             let distance = (pair.1 + self.nranks - pair.0) % self.nranks;
-            let name = prepared[index].function.name();
+            let name = prepared[index].run.function.name();
             // The number of peers of a launch is limited so that all its blocks are resident at
             // once.
             let at_once = gpu.as_ref();
@@ -85,18 +85,24 @@ impl GpuEngine {
                 let (index, signature) = messages[position];
                 let captured = capture.is_some();
                 let call = &calls[index];
-                let run = &prepared[index];
+                let run = &prepared[index].run;
                 run.add_to(
                     (&mut work_buffer, &run.packed[0]),
                     call,
-                    signature,
+                    (signature, 0),
                     KeptMemory::default(),
                     captured,
                     self.launch_mode,
                 )?;
             }
             let (index, _) = messages[positions[0]];
-            self.launch(&prepared[index], &work_buffer, Vec::new(), stream, capture)?;
+            self.launch(
+                &prepared[index].run,
+                &work_buffer,
+                Vec::new(),
+                stream,
+                capture,
+            )?;
         }
         Ok(())
     }

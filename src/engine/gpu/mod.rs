@@ -7,14 +7,18 @@
 //! proxy          messages to other hosts       watchdog        fault <-> kernels
 //! residuals      error feedback                sample_window   coded sums beside exact sums
 //! statistics     of input and output       scales          kept scales (tensor=K)
+//! call_timer     for `auto:` codecs        collectives     which of them share a launch
 //! teardown       the end
 //! ```
-//! A call is one launch, but some calls of more than 32 ranks take several. Sends and receives between two
-//! collectives of a group share launches; see `messages`. No host thread blocks in a call except on locks, and
+//! A call is one launch, but some calls of more than 32 ranks take several. Small collectives of a group share launches, see
+//! `collectives`, and so do sends and receives between two collectives, see `messages`. No host thread blocks in a call except on locks, and
 //! before a launch where more than 32 ranks share a GPU. The [`Watchdog`] turns timeouts and
 //! mismatches of kernels into the communicator's fault. The `proxy` carries messages to other hosts.
 
+mod call_timer;
+mod collectives;
 mod connections;
+mod event_wait;
 pub mod kernels;
 mod launch;
 mod launch_order;
@@ -32,6 +36,7 @@ mod teardown;
 mod watchdog;
 mod work_buffer;
 
+pub use call_timer::CallTimer;
 pub use connections::Connections;
 pub use launch::signature_hash;
 pub use sample_window::{SampleWindows, Sampled};
@@ -50,8 +55,8 @@ use crate::gpu::{Context, DeviceMemory, Launch, Stream};
 use crate::gpu_links::{self, Network};
 use crate::mem::DeviceBuffers;
 use crate::plan::{
-    Candidate, GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident,
-    Tuning,
+    Candidate, GpuLimits, KernelVariant, LaunchPlace, Limits, MachineFacts, Planner, Request,
+    Resident, Tuning,
 };
 use crate::recorder::{CallState, FlightRecorder};
 use crate::schedule::Groups;
@@ -59,8 +64,10 @@ use crate::sync::Fault;
 use crate::topology::RankTopology;
 use crate::transport::HostLoad;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
+use collectives::BegunCall;
+use event_wait::await_event;
 use kernels::{BlockShape, Kernels};
-use launch::{KeptMemory, PreparedPlan, copy};
+use launch::PreparedPlan;
 use launch_order::LaunchOrder;
 use pack::{Addresses, WorkBuffer};
 use proxy::Proxy;
@@ -92,10 +99,24 @@ impl GpuCall<'_> {
 /// Calls that [`GpuEngine::admit`] accepted together.
 #[derive(Debug)]
 pub struct Admitted {
-    /// The plan of each call.
-    prepared: Vec<Arc<PreparedPlan>>,
+    /// The plan and place of each call.
+    prepared: Vec<PreparedCall>,
     /// The stream capture that all calls belong to; `None` outside captures.
     capture: Option<u64>,
+}
+
+/// The plan of a call, for the place in a launch that it has.
+#[derive(Clone, Debug)]
+struct PreparedCall {
+    run: Arc<PreparedPlan>,
+    place: LaunchPlace,
+}
+
+impl PreparedCall {
+    /// Returns the call as it is planned.
+    fn request(&self, call: &GpuCall<'_>) -> Request {
+        self.place.request(&call.request)
+    }
 }
 
 /// Runs the calls of one communicator on one GPU.
@@ -119,6 +140,8 @@ pub struct GpuEngine {
     work_buffers: WorkBufferPool,
     residuals: DeviceResiduals,
     scales: DeviceScales,
+    /// Largest bytes of calls of a group that share a launch.
+    fuse_bytes: usize,
     /// Prepared plans by the address of the plan. The address stays unique because each value keeps
     /// its plan.
     prepared: HashMap<usize, Arc<PreparedPlan>>,
@@ -133,6 +156,14 @@ pub struct GpuEngine {
     ended: bool,
     /// Whether a kernel still ran when teardown ended, so that its memory must stay.
     outlived: bool,
+}
+
+/// Returns how kernels are launched after earlier work of their stream.
+fn launch_mode(config: &Config) -> Launch {
+    match config.early_launch {
+        true => Launch::Programmatic,
+        false => Launch::Serialized,
+    }
 }
 
 /// Number of prepared plans that are kept.
@@ -225,13 +256,11 @@ impl GpuEngine {
             work_buffers: WorkBufferPool::new(&context)?,
             scales: DeviceScales::new(residuals.stream().clone()),
             residuals,
+            fuse_bytes: config.fuse_bytes,
             prepared: HashMap::new(),
             recorder: None,
             timeout: config.timeout,
-            launch_mode: match config.early_launch {
-                true => Launch::Programmatic,
-                false => Launch::Serialized,
-            },
+            launch_mode: launch_mode(config),
             context,
             kernels,
             connections,
@@ -346,18 +375,21 @@ impl GpuEngine {
             )));
         }
         let mut prepared = Vec::with_capacity(calls.len());
-        for call in calls {
-            prepared.push(self.prepare(&call.request)?);
+        let group: Vec<(Request, bool)> = calls.iter().map(|call| (call.request, true)).collect();
+        for (call, place) in calls.iter().zip(self.launch_places(&group)) {
+            let run = self.prepare(&place.request(&call.request))?;
+            self.check_channels(&run, &place)?;
+            prepared.push(PreparedCall { run, place });
         }
         let capture = self.capture(calls)?;
         let runs = calls.iter().zip(&prepared);
-        let fed = runs.filter_map(|(call, run)| {
+        let fed = runs.filter_map(|(call, PreparedCall { run, .. })| {
             let tensor = run.feedback_tensor(&call.request)?;
             Some((tensor, &call.request, &*run.plan))
         });
         self.residuals.check(fed, capture.is_some())?;
         let runs = calls.iter().zip(&prepared);
-        let runs = runs.map(|(call, run)| (&call.request, &**run));
+        let runs = runs.map(|(call, prepared)| (&call.request, &*prepared.run));
         self.check_scales(runs, capture.is_some())?;
         Ok(Admitted { prepared, capture })
     }
@@ -374,7 +406,7 @@ impl GpuEngine {
     fn start_some(
         &mut self,
         calls: &[GpuCall<'_>],
-        prepared: &[Arc<PreparedPlan>],
+        all: &[PreparedCall],
         capture: Option<u64>,
     ) -> Result<Vec<Report>> {
         let Some(head) = calls.first() else {
@@ -385,23 +417,30 @@ impl GpuEngine {
         let mut streams = self.join(calls)?.into_iter();
         let stream = streams.next();
         let stream = stream.unwrap_or_else(|| self.stream(head.buffers.stream()));
-        for (index, call) in calls.iter().enumerate() {
-            let run = &prepared[index];
-            let signature = self.begin(call, &run.plan, capture);
-            reports.push(self.report(call, run));
-            if call.request.collective == Collective::SendRecv {
+        let mut begun: Vec<BegunCall<'_, '_>> = Vec::new();
+        for (index, (call, prepared)) in calls.iter().zip(all).enumerate() {
+            let is_message = call.request.collective == Collective::SendRecv;
+            if prepared.place.begins || is_message {
+                self.together(&std::mem::take(&mut begun), &stream, capture)?;
+            }
+            let signature = self.begin(call, prepared, capture);
+            reports.push(self.report(call, &prepared.run));
+            if is_message {
                 messages.push((index, signature));
             } else if call.request.count > 0 {
-                self.messages(calls, prepared, &messages, &stream, capture)?;
+                self.messages(calls, all, &messages, &stream, capture)?;
                 messages.clear();
-                self.with_statistics(call, run, (&stream, capture), |engine| {
-                    engine.collective(call, run, signature, &stream, capture)
-                })?;
+                begun.push(BegunCall {
+                    call,
+                    prepared,
+                    signature,
+                });
             } else if call.buffers.statistics().is_some() {
                 self.take_output_statistics(call, (&stream, capture))?;
             }
         }
-        self.messages(calls, prepared, &messages, &stream, capture)?;
+        self.together(&begun, &stream, capture)?;
+        self.messages(calls, all, &messages, &stream, capture)?;
         for other in streams {
             self.order.enter(&other, capture)?;
         }
@@ -439,14 +478,15 @@ impl GpuEngine {
     fn begin(
         &mut self,
         call: &GpuCall<'_>,
-        plan: &Plan,
+        prepared: &PreparedCall,
         capture: Option<u64>,
     ) -> [u64; SIGNATURE_WORDS] {
+        let plan = &prepared.run.plan;
         let sequence = match capture {
             None => self.numbers.next(&call.request),
             Some(_) => CallSignature::CAPTURED,
         };
-        let request = plan.decided(&call.request);
+        let request = plan.decided(&prepared.request(call));
         let signature = request
             .signature(plan.algorithm, plan.specs.intra, sequence)
             .words();
@@ -462,79 +502,6 @@ impl GpuEngine {
     /// Gives a barrier a sequence number, as on host memory: seeded codecs then draw equal numbers on both.
     pub fn pass_number(&mut self) {
         self.numbers.pass();
-    }
-
-    fn collective(
-        &mut self,
-        call: &GpuCall<'_>,
-        run: &PreparedPlan,
-        signature: [u64; SIGNATURE_WORDS],
-        stream: &Stream,
-        capture: Option<u64>,
-    ) -> Result<()> {
-        if run.only_copies(call.request.op) {
-            return self.queue(stream, capture, |engine| {
-                copy(
-                    stream,
-                    call.addresses(),
-                    run.plan.count * run.plan.dtype.size(),
-                )?;
-                engine.keep(stream, capture, None, Vec::new())
-            });
-        }
-        let residuals = match run.feedback_tensor(&call.request) {
-            None => None,
-            Some(tensor) => {
-                let place = self.residuals.place(
-                    tensor,
-                    (&call.request, &run.plan),
-                    &mut self.order,
-                    stream,
-                )?;
-                Some(place)
-            }
-        };
-        if let Some(fused) = run.fused(call, signature, residuals.as_ref())? {
-            let memory = residuals.map(|place| place.memory).into_iter().collect();
-            return self.queue(stream, capture, |engine| {
-                fused.launch(
-                    run,
-                    &*engine.connections,
-                    engine.timeout,
-                    stream,
-                    engine.launch_mode,
-                )?;
-                engine.keep(stream, capture, None, memory)
-            });
-        }
-        let scales = self.place_scales(&call.request, run, signature, stream)?;
-        let launches = run.packed.iter().filter(|packed| !packed.steps.is_empty());
-        let count = launches.clone().count();
-        for (number, packed) in launches.enumerate() {
-            let mut work_buffer = WorkBuffer::default();
-            let kept = KeptMemory {
-                residuals: residuals.as_ref(),
-                scales: scales.as_ref(),
-                ends: number + 1 == count,
-            };
-            run.add_to(
-                (&mut work_buffer, packed),
-                call,
-                signature,
-                kept,
-                capture.is_some(),
-                self.launch_mode,
-            )?;
-            let memory = residuals.iter().map(|place| &place.memory).chain(&scales);
-            self.launch(
-                run,
-                &work_buffer,
-                memory.cloned().collect(),
-                stream,
-                capture,
-            )?;
-        }
-        Ok(())
     }
 
     fn launch(

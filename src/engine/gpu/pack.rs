@@ -36,6 +36,14 @@ pub struct PackedSchedule {
 }
 
 impl PackedSchedule {
+    /// Bytes of a work item.
+    pub(super) const WORK_BYTES: usize = size_of::<KernelWork>();
+
+    /// Returns the bytes of a work item with the steps and peers of this schedule.
+    pub(super) fn bytes(&self) -> usize {
+        PackedSchedule::WORK_BYTES + size_of_val(&self.steps[..]) + self.peers.len()
+    }
+
     /// Packs `schedule` for as many launches as it takes, equally many on all ranks; `pattern` maps its chunks to input
     /// and output. A rank without messages in a launch has no steps there, and leaves it out.
     ///
@@ -352,21 +360,45 @@ impl WorkBuffer {
             let renumbered = self.renumbered(schedule)?;
             return self.add(&renumbered, work);
         }
-        let peers = numbered("peers", self.peers.len())?;
-        numbered("peers", self.peers.len() + schedule.peers.len())?;
         work.first_block = numbered("channels", self.channels)?;
-        work.steps = numbered("steps", self.steps.len())?;
         work.nsteps = numbered("steps", schedule.steps.len())?;
         work.stages = schedule.stages;
         self.channels += usize::from(work.channels);
+        work.steps = match self.last_steps(schedule) {
+            Some(steps) => steps,
+            None => self.add_steps(schedule)?,
+        };
+        self.works.push(work);
+        Ok(())
+    }
+
+    /// Returns the index of the first step of the last work item, if its steps and peers are those of `schedule`. Small calls
+    /// that share a launch differ in little else than their buffers, and share their steps as well.
+    fn last_steps(&self, schedule: &PackedSchedule) -> Option<u16> {
+        let last = self.works.last()?;
+        let known = &self.steps[usize::from(last.steps)..][..usize::from(last.nsteps)];
+        let peers = known.first()?.peers;
+        let moved = |step: &abi::KernelStep| abi::KernelStep {
+            peers: step.peers + peers,
+            ..*step
+        };
+        let has_steps = known.iter().copied().eq(schedule.steps.iter().map(moved));
+        let has_peers = || self.peers[usize::from(peers)..].starts_with(&schedule.peers);
+        (has_steps && has_peers()).then_some(last.steps)
+    }
+
+    /// Adds the steps and peers of a schedule, and returns the index of the first step.
+    fn add_steps(&mut self, schedule: &PackedSchedule) -> Result<u16> {
+        let peers = numbered("peers", self.peers.len())?;
+        numbered("peers", self.peers.len() + schedule.peers.len())?;
+        let first = numbered("steps", self.steps.len())?;
         self.steps
             .extend(schedule.steps.iter().map(|step| abi::KernelStep {
                 peers: step.peers + peers,
                 ..*step
             }));
         self.peers.extend(&schedule.peers);
-        self.works.push(work);
-        Ok(())
+        Ok(first)
     }
 
     /// Adds the peers of a schedule to the launch. Returns the schedule with the launch's numbers of them.

@@ -2,8 +2,8 @@
 
 use super::kernels::STATISTICS_PREFIX;
 use super::launch::PreparedPlan;
-use super::{GpuCall, GpuEngine};
-use crate::error::{Error, ErrorKind, Result};
+use super::{GpuCall, GpuEngine, await_event};
+use crate::error::{Error, Result};
 use crate::gpu::abi::{
     CommView, FACTOR_AT, PREMULTIPLY, STATISTICS_THREADS, SUMS_OFFSET, StatisticsArgs,
     cursors_bytes,
@@ -15,16 +15,13 @@ use crate::sync::Fault;
 use crate::types::{CallStatistics, Extent, Protocol, ReduceOp, Scalar};
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Number of elements that a block of a statistics kernel handles at a time.
 const BLOCK_ELEMENTS: u64 = 512 * (STATISTICS_THREADS as u64 / 32);
 
 /// How long other work of the caller's stream may delay the statistics that a program reads.
 const READ_TIMEOUT: Duration = Duration::from_secs(3600);
-
-/// Time between two checks of the fault while a program waits for statistics.
-const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Blocks of a statistics kernel for each multiprocessor.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 4;
@@ -168,23 +165,12 @@ pub fn read_statistics(
     let stream = unsafe { Stream::borrowed(context, without_provenance_mut(array.stream())) };
     let reached = Event::new(context)?;
     reached.record(&stream)?;
-    let begin = Instant::now();
-    loop {
-        match reached.wait(FAULT_POLL_INTERVAL) {
-            Err(error) if error.kind() == ErrorKind::Timeout => {}
-            ended => break ended?,
-        }
-        fault.ends_waits()?;
-        if begin.elapsed() >= READ_TIMEOUT {
-            return Err(Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "the calls whose statistics are read have not ended in {:.0} s",
-                    READ_TIMEOUT.as_secs_f64()
-                ),
-            ));
-        }
-    }
+    await_event(
+        &reached,
+        fault,
+        READ_TIMEOUT,
+        "the calls whose statistics are read",
+    )?;
     let mut bytes = vec![0; bytes];
     if !bytes.is_empty() {
         // SAFETY: the contract of `DeviceBuffers` keeps the array readable.

@@ -203,6 +203,7 @@ fn protocol_and_channels_of_a_call_are_taken_where_they_can_be() {
         algorithm: Some(Algorithm::Ring),
         tuning: CallTuning {
             protocol,
+            kernel: None,
             max_channels: std::num::NonZeroU8::new(most),
         },
         ..request(Collective::AllReduce, count, codec)
@@ -281,9 +282,10 @@ fn the_table_names_protocols() {
 #[test]
 fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
     let chosen = |bytes: usize, codec: &str| {
+        let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
+        planner.trust_predictions(codec);
         let codec = format!("auto:{codec}");
         let request = request(Collective::AllReduce, bytes / 4, &codec);
-        let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
         let best = |planner: &Planner, request: &Request| {
             let codec = crate::codec::build(request.codec.inter, Isa::Scalar).unwrap();
             let all = super::candidates(request, planner.limits(), [codec.as_deref(); 2]);

@@ -308,7 +308,8 @@ fn plans_are_those_of_the_table() {
         assert!(seconds >= 0.95 * least, "{size}: {seconds} after {least}");
         least = least.max(seconds);
     }
-    // `auto:` runs a codec at the sizes at which the table's coded lines are faster than raw.
+    // `auto:` runs a codec at the sizes at which it is faster by the table's lines or by the model.
+    planner.trust_predictions("linear8");
     let auto = |bytes| all_reduce(bytes, "auto:linear8");
     assert!(planner.plan(&auto(4 << 20)).unwrap().specs.is_lossy());
     assert!(!planner.plan(&auto(1 << 10)).unwrap().specs.is_lossy());
@@ -337,6 +338,7 @@ fn a_codec_that_pays_at_the_last_size_pays_beyond_it() {
         .collect();
     let table = TuningTable::parse("t.tune", &without_codecs).unwrap();
     let mut planner = planner(Tuning::Table(Arc::new(table)));
+    planner.trust_predictions("linear8");
     for bytes in [4 << 20, 8 << 20, 16 << 20, 64 << 20] {
         let auto = all_reduce(bytes, "auto:linear8");
         let plan = planner.plan(&auto).unwrap();
@@ -366,6 +368,7 @@ fn what_was_asked_for_wins() {
     // The table's choice stays where a call bounds the channels alone.
     asked.tuning = CallTuning {
         protocol: None,
+        kernel: None,
         max_channels: std::num::NonZeroU8::new(1),
     };
     let bounded = planner.plan(&asked).unwrap();

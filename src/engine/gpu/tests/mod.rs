@@ -29,6 +29,7 @@ mod refusals;
 mod residuals;
 mod sample_window;
 mod scales;
+mod shared_launches;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
