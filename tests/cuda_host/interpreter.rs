@@ -10,7 +10,7 @@ use cinch::engine::gpu::pack::{self, PackedSchedule, WorkBuffer};
 use cinch::engine::gpu::signature_hash;
 use cinch::error::ErrorKind;
 use cinch::gpu::abi::{
-    CodecWords, CommView, Control, MAX_PEERS, ScheduleArgs, Trouble, WORK_BUFFER_BYTES,
+    CodecWords, CommView, Control, KernelWork, MAX_PEERS, ScheduleArgs, Trouble, WORK_BUFFER_BYTES,
     cursors_bytes,
 };
 use cinch::mem::PeerBufferLayout;
@@ -49,6 +49,13 @@ impl Kernels {
         // SAFETY: `interpreter.cpp` defines `test_interpreter` with the parameters of `Launch`.
         let launch = unsafe { std::mem::transmute::<*mut c_void, Launch>(launch) };
         Some(Kernels { library, launch })
+    }
+
+    /// Returns the kernel of a plan.
+    fn kernel(&self, plan: &Plan) -> *const c_void {
+        let name = kernels::name_for(plan);
+        let found = self.library.look_up(&name);
+        found.unwrap_or_else(|| panic!("{name} is missing"))
     }
 
     /// Returns whether the file defines this kernel.
@@ -124,17 +131,8 @@ impl World {
         plans: &[Arc<Plan>],
         memory: &mut [RankMemory],
     ) -> Result<(), Box<Trouble>> {
-        let name = kernels::name_for(&plans[0]);
-        let Some(kernel) = library.library.look_up(&name) else {
-            panic!("{name} is missing");
-        };
-        let pair = (work.call.root, work.call.peer);
-        let key = work.call.collective.is_message().then_some(pair);
-        let sequence = *self
-            .calls
-            .entry(key)
-            .and_modify(|calls| *calls += 1)
-            .or_insert(0);
+        let kernel = library.kernel(&plans[0]);
+        let sequence = self.sequence(work);
         // The launches of each rank, one after the other.
         let ranks = plans.iter().zip(memory);
         let mut launches: Vec<std::vec::IntoIter<WorkBuffer>> = ranks
@@ -151,6 +149,39 @@ impl World {
             }
             self.launch(library, kernel, work, &next)?;
         }
+    }
+
+    /// Makes calls of one kernel in one launch of each rank, each on channels of its own. `memory` has that of the ranks for
+    /// each call.
+    pub fn run_together(
+        &mut self,
+        library: &Kernels,
+        calls: &[(&Work, &[Arc<Plan>])],
+        memory: &mut [Vec<RankMemory>],
+    ) -> Result<(), Box<Trouble>> {
+        let mut launches = vec![WorkBuffer::default(); self.limits.nranks];
+        let mut first_channel = 0;
+        for (&(work, plans), memory) in calls.iter().zip(memory) {
+            let sequence = self.sequence(work);
+            for (rank, launch) in launches.iter_mut().enumerate() {
+                let plan = &plans[rank];
+                let packed = PackedSchedule::launches(&plan.schedule, &plan.pattern).unwrap();
+                let mut one = work_item(work, sequence, plan, &mut memory[rank]);
+                one.first_channel = first_channel;
+                launch.add(&packed[0], one).unwrap();
+            }
+            first_channel += plans[0].channels as u16;
+        }
+        let (work, plans) = calls[0];
+        self.launch(library, library.kernel(&plans[0]), work, &launches)
+    }
+
+    /// Returns the number of a call, which counts the calls that the same ranks made before.
+    fn sequence(&mut self, work: &Work) -> u64 {
+        let pair = (work.call.root, work.call.peer);
+        let key = work.call.collective.is_message().then_some(pair);
+        let number = self.calls.entry(key);
+        *number.and_modify(|calls| *calls += 1).or_insert(0)
     }
 
     /// Runs a launch of each rank; an empty one stands for none.
@@ -257,7 +288,20 @@ fn work_buffers(
     memory: &mut RankMemory,
 ) -> Vec<WorkBuffer> {
     let packed = PackedSchedule::launches(&plan.schedule, &plan.pattern).unwrap();
-    let (rank, packed_count) = (plan.schedule.rank, packed.len());
+    let packed_count = packed.len();
+    let mut one = work_item(work, sequence, plan, memory);
+    let launches = packed.iter().enumerate().map(|(number, packed)| {
+        let mut launch = WorkBuffer::default();
+        one.ends = u8::from(number + 1 == packed_count);
+        launch.add(packed, one).unwrap();
+        launch
+    });
+    launches.collect()
+}
+
+/// Returns the work item of a rank, without its steps.
+fn work_item(work: &Work, sequence: u64, plan: &Plan, memory: &mut RankMemory) -> KernelWork {
+    let rank = plan.schedule.rank;
     let mut one = pack::work(plan, work.op(rank), memory.buffers.addresses()).unwrap();
     let signature = work
         .request()
@@ -269,13 +313,7 @@ fn work_buffers(
     }
     one.scales = memory.scales.as_mut().map_or(0, Scales::address);
     one.codec = codec_words(plan, sequence);
-    let launches = packed.iter().enumerate().map(|(number, packed)| {
-        let mut launch = WorkBuffer::default();
-        one.ends = u8::from(number + 1 == packed_count);
-        launch.add(packed, one).unwrap();
-        launch
-    });
-    launches.collect()
+    one
 }
 
 /// Returns the codec's parameters for number `sequence`, or without a codec the size of an element.

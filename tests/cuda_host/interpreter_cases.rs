@@ -11,26 +11,29 @@ use super::library::starts;
 use crate::support::{self, Rng};
 use cinch::codec::{KERNEL_CODECS, kernel_family};
 use cinch::config::FileChoice;
-use cinch::engine::gpu::kernels::KERNEL_PREFIX;
+use cinch::engine::gpu::kernels::{KERNEL_PREFIX, name_for};
+use cinch::gpu::abi::MAX_PEERS;
 use cinch::mem::PeerBufferLayout;
-use cinch::plan::{GpuLimits, Limits, MachineFacts, Resident};
+use cinch::plan::{GpuLimits, Limits, MachineFacts, Plan, Resident};
 use cinch::schedule::Groups;
 use cinch::testing::{Data, Pattern, local_world, value};
 use cinch::transport::HostLoad;
 use cinch::types::{
-    Algorithm, Call, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Scalar, ScaleRule,
-    TransportKind,
+    Algorithm, Call, CodecKind, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Scalar,
+    ScaleRule, TransportKind,
 };
 use cinch::{Config, ReduceOp, UserBuffers};
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Numbers of ranks of the calls.
 const RANKS: [usize; 4] = [2, 3, 4, 5];
 /// More ranks than a launch has peers.
 const MANY: usize = 34;
+/// Channels of a pair of ranks.
+const CHANNELS: usize = 4;
 
 /// Returns the files of `kernels/entry/` that have kernels of the interpreter.
 fn entries() -> Vec<String> {
@@ -50,7 +53,7 @@ fn entries() -> Vec<String> {
 /// possible, so that small messages take several passes.
 fn limits(nranks: usize) -> (Limits, PeerBufferLayout) {
     let least = |shape: &PeerBufferLayout| shape.bytes();
-    let shape = PeerBufferLayout::within(nranks, 1 << 20, 4, true, least).unwrap();
+    let shape = PeerBufferLayout::within(nranks, 1 << 20, CHANNELS, true, least).unwrap();
     let resident = Resident {
         channels: 2,
         fused: 2,
@@ -58,13 +61,13 @@ fn limits(nranks: usize) -> (Limits, PeerBufferLayout) {
     let gpu = GpuLimits {
         ll128: true,
         pairs: cinch::gpu_links::PairLinks::NVLINK,
-        ..GpuLimits::new(&shape, resident, 4)
+        ..GpuLimits::new(&shape, resident, CHANNELS)
     };
     let limits = Limits {
         nranks,
         slot_bytes: gpu.fifos[0].0,
         slots: 4,
-        channels: 4,
+        channels: CHANNELS,
         algorithm: None,
         machine: MachineFacts {
             transport: TransportKind::Cuda,
@@ -340,7 +343,7 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
         return 0;
     }
     let expected = by_host(&works, &limits);
-    for ((work, plans), expected) in works.iter().zip(&plans).zip(expected) {
+    for ((work, plans), expected) in works.iter().zip(&plans).zip(&expected) {
         let memory = |rank: usize| RankMemory {
             buffers: Buffers::new(work, rank),
             residuals: work.call.feedback.map(|_| Residuals::new(work)),
@@ -353,7 +356,7 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
             }
             let run = world.run(kernels, work, plans, &mut memory);
             run.unwrap_or_else(|trouble| panic!("{work}: {trouble:?}"));
-            let mut outputs = memory.iter_mut().zip(&expected).enumerate();
+            let mut outputs = memory.iter_mut().zip(expected).enumerate();
             let differs = outputs.find_map(|(rank, (memory, expected))| {
                 let output = memory.buffers.output(work);
                 let expected = &expected[time * output.len()..][..output.len()];
@@ -370,7 +373,74 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
             }
         }
     }
+    // The host engine has numbered its calls in the order of those above.
+    check_together(kernels, &mut world, (&works, &plans, &expected), wrong);
     works.len()
+}
+
+/// Launches of several calls that are checked for each number of ranks and file.
+const TOGETHER: usize = 6;
+
+/// Makes neighbouring calls of one kernel in one launch. Calls with state, or with random numbers by their place in the
+/// order of calls, take no part.
+fn check_together(
+    kernels: &Kernels,
+    world: &mut World,
+    (works, plans, expected): (&[Work], &[Vec<Arc<Plan>>], &[Vec<Vec<u8>>]),
+    wrong: &mut Vec<String>,
+) {
+    let takes_part = |at: &usize| {
+        let Work { call, .. } = &works[*at];
+        let spec = call.codec.unwrap().inter;
+        let is_random = spec.seed != 0 || spec.kind == CodecKind::TernGrad;
+        works[*at].times == 1
+            && works[*at].nranks <= MAX_PEERS
+            && !call.collective.is_message()
+            && !is_random
+            && !is_by_level(&works[*at])
+    };
+    let all: Vec<usize> = (0..works.len()).filter(takes_part).collect();
+    let name = |at: usize| (name_for(&plans[at][0]), works[at].kernel);
+    let mut rest = &all[..];
+    for _ in 0..TOGETHER {
+        let mut channels = 0;
+        let fits = |at: &&usize| {
+            channels += plans[**at][0].channels;
+            name(**at) == name(rest[0]) && channels <= CHANNELS
+        };
+        let (together, others) = rest.split_at(rest.iter().take_while(fits).count());
+        if together.is_empty() {
+            return;
+        }
+        rest = others;
+        let calls: Vec<(&Work, &[Arc<Plan>])> = together
+            .iter()
+            .map(|&at| (&works[at], &plans[at][..]))
+            .collect();
+        let memory = |work: &Work| {
+            let rank = |rank| RankMemory {
+                buffers: Buffers::new(work, rank),
+                residuals: None,
+                scales: None,
+            };
+            (0..work.nranks).map(rank).collect::<Vec<_>>()
+        };
+        let mut memory: Vec<Vec<RankMemory>> =
+            together.iter().map(|&at| memory(&works[at])).collect();
+        let run = world.run_together(kernels, &calls, &mut memory);
+        run.unwrap_or_else(|trouble| panic!("{} and others: {trouble:?}", works[together[0]]));
+        for (&at, memory) in together.iter().zip(&mut memory) {
+            for (rank, (memory, expected)) in memory.iter_mut().zip(&expected[at]).enumerate() {
+                let output = memory.buffers.output(&works[at]);
+                if difference(works[at].call.dtype, &output, expected).is_some() {
+                    wrong.push(format!(
+                        "{}: rank {rank} in a launch of several calls",
+                        works[at]
+                    ));
+                }
+            }
+        }
+    }
 }
 
 /// Compiles one file and makes all its calls, as [`check`] does.

@@ -160,15 +160,14 @@ fn readme_and_changelog_stay_short() {
 }
 
 #[test]
-fn picture_is_drawn_from_the_rows() {
-    let done = Command::new("python3")
-        .arg(root().join("benches/plot.py"))
-        .arg("--check")
-        .output()
-        .expect("python3");
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
+fn pictures_are_drawn_from_the_rows() {
+    for script in ["benches/plot.py", "scripts/trace-rdma"] {
+        let done = Command::new("python3")
+            .arg(root().join(script))
+            .arg("--check")
+            .output()
+            .expect("python3");
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{script}: {errors}");
+    }
 }
