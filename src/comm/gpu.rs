@@ -212,7 +212,10 @@ fn start(
         0 => None,
         _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
-    let timed = costs::timed_codecs(policy);
+    let timed = match engine.has_queues() {
+        true => costs::timed_codecs(policy),
+        false => Vec::new(),
+    };
     let timer = match timed[..] {
         [] => None,
         _ => Some(CallTimer::new(

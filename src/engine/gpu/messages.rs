@@ -20,6 +20,13 @@ const MOST_QUEUES: usize = 32;
 const LAUNCH_PATIENCE: Duration = Duration::from_secs(3600);
 
 impl GpuEngine {
+    /// Returns whether the GPU has a queue for each of its ranks. Ranks without queues of their own cannot replay graphs side
+    /// by side.
+    pub fn has_queues(&self) -> bool {
+        let gpu = self.planner.limits().gpu.as_ref();
+        gpu.is_none_or(|gpu| gpu.pairs.ranks_per_gpu <= MOST_QUEUES)
+    }
+
     /// Waits for the launches of a stream before it gets another one, if more ranks share a GPU than it has queues: the
     /// launch could otherwise wait at the head of a queue in which a launch of another rank follows,
     /// for which the launches before wait.
@@ -28,11 +35,9 @@ impl GpuEngine {
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
-        let gpu = self.planner.limits().gpu.as_ref();
-        let ranks_per_gpu = gpu.map_or(1, |gpu| gpu.pairs.ranks_per_gpu);
-        match (ranks_per_gpu > MOST_QUEUES, capture) {
+        match (self.has_queues(), capture) {
             // Each wait for a peer has a deadline in the kernel, so its launch ends.
-            (true, None) => stream.wait(LAUNCH_PATIENCE),
+            (false, None) => stream.wait(LAUNCH_PATIENCE),
             _ => Ok(()),
         }
     }
