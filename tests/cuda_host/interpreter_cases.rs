@@ -374,19 +374,35 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
         }
     }
     // The host engine has numbered its calls in the order of those above.
-    check_together(kernels, &mut world, (&works, &plans, &expected), wrong);
+    let checked = Checked {
+        works: &works,
+        plans: &plans,
+        expected: &expected,
+    };
+    check_together(kernels, &mut world, checked, wrong);
     works.len()
 }
 
 /// Launches of several calls that are checked for each number of ranks and file.
 const TOGETHER: usize = 6;
 
+/// Calls with the plans of all ranks, and with the outputs of all ranks on the host.
+struct Checked<'a> {
+    works: &'a [Work],
+    plans: &'a [Vec<Arc<Plan>>],
+    expected: &'a [Vec<Vec<u8>>],
+}
+
 /// Makes neighbouring calls of one kernel in one launch. Calls with state, or with random numbers by their place in the
 /// order of calls, take no part.
 fn check_together(
     kernels: &Kernels,
     world: &mut World,
-    (works, plans, expected): (&[Work], &[Vec<Arc<Plan>>], &[Vec<Vec<u8>>]),
+    Checked {
+        works,
+        plans,
+        expected,
+    }: Checked<'_>,
     wrong: &mut Vec<String>,
 ) {
     let takes_part = |at: &usize| {
