@@ -229,6 +229,8 @@ fn message(from: usize, to: usize, bytes: usize) -> ResolvedCall {
 mod tests {
     use super::*;
     use crate::config::{CommFacts, Config, Origin};
+    use crate::engine::gpu::tests::{Bench, Rank, WAIT};
+    use crate::testing::plan_request;
 
     fn peers(hosts: &[u8]) -> Vec<PeerInfo> {
         let peer = |(rank, &host): (usize, &u8)| PeerInfo {
@@ -296,5 +298,47 @@ mod tests {
                 assert_ne!(hosts[a], hosts[b], "{hosts:?}");
             }
         }
+    }
+
+    /// All ranks time the same calls, and agree on the longest time of each.
+    #[test]
+    fn ranks_agree_on_the_times_of_calls() {
+        let bench = Bench::new();
+        let codecs: [CodecSetting; 1] = ["linear8".parse().unwrap()];
+        let ranks = bench.ranks(2, 16, &Config::default());
+        let request = plan_request(Collective::AllReduce, 1 << 20, "auto:linear8");
+        let explain = |mut rank: Rank| {
+            let unmeasured = rank.engine.explain(&request).unwrap();
+            assert!(unmeasured.contains("not measured"), "{unmeasured}");
+            let timer =
+                CallTimer::new(&bench.context, TIMED_BYTES[TIMED_BYTES.len() - 1], WAIT).unwrap();
+            let exchange: OutOfBandRef = rank.exchange.clone();
+            let calls = (&codecs[..], &[DType::F32][..]);
+            time_calls(&exchange, calls, &mut rank.engine, &timer, WAIT).unwrap();
+            rank.engine.explain(&request).unwrap()
+        };
+        let texts: Vec<String> = std::thread::scope(|scope| {
+            let threads: Vec<_> = ranks
+                .into_iter()
+                .map(|rank| scope.spawn(|| explain(rank)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let costs = |text: &str| text.lines().last().unwrap().to_string();
+        assert!(
+            costs(&texts[0]).contains("linear8:block=256 f32 64K"),
+            "{}",
+            texts[0]
+        );
+        assert_eq!(costs(&texts[0]), costs(&texts[1]));
+        // Two ranks, two passes, with the codec and without it, a graph that is launched four times; up to three sizes.
+        let launches = bench.process.calls("cuGraphLaunch");
+        assert!(
+            launches > 0 && launches.is_multiple_of(2 * 2 * 2 * 4),
+            "{launches}"
+        );
     }
 }

@@ -5,12 +5,13 @@ use crate::bootstrap::LocalOutOfBand;
 use crate::comm::Group;
 use crate::comm::requests::CallThread;
 use crate::config::{CommFacts, Origin};
-use crate::engine::gpu::tests::{Bench, Rank, WAIT, buffers};
+use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
 use crate::mem::UserBuffers;
+use crate::plan::Resident;
 use crate::sys::cuda::CuResult;
 use crate::sys::fork::{ForkOwned, ProcessId};
-use crate::testing::{plan_request, try_local_world};
+use crate::testing::try_local_world;
 use crate::types::{Algorithm, TransportKind};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -557,45 +558,4 @@ fn wait_closed_waits_for_late_ranks_beyond_the_call_timeout() {
         assert!(!outlasts.is_finished());
         comms[1].exchange.leave();
     });
-}
-
-/// All ranks time the same calls, and agree on the longest time of each.
-#[test]
-fn ranks_agree_on_the_times_of_calls() {
-    let bench = Bench::new();
-    let codecs: [CodecSetting; 1] = ["linear8".parse().unwrap()];
-    let ranks = bench.ranks(2, 16, &Config::default());
-    let request = plan_request(Collective::AllReduce, 1 << 20, "auto:linear8");
-    let explain = |mut rank: Rank| {
-        let unmeasured = rank.engine.explain(&request).unwrap();
-        assert!(unmeasured.contains("not measured"), "{unmeasured}");
-        let timer = CallTimer::new(&bench.context, LARGEST_TIMED, WAIT).unwrap();
-        let exchange: OutOfBandRef = rank.exchange.clone();
-        let calls = (&codecs[..], &[DType::F32][..]);
-        costs::time_calls(&exchange, calls, &mut rank.engine, &timer, WAIT).unwrap();
-        rank.engine.explain(&request).unwrap()
-    };
-    let texts: Vec<String> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ranks
-            .into_iter()
-            .map(|rank| scope.spawn(|| explain(rank)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
-    });
-    let costs = |text: &str| text.lines().last().unwrap().to_string();
-    assert!(
-        costs(&texts[0]).contains("linear8:block=256 f32 64K"),
-        "{}",
-        texts[0]
-    );
-    assert_eq!(costs(&texts[0]), costs(&texts[1]));
-    // Two ranks, two passes, with the codec and without it, a graph that is launched four times; up to three sizes.
-    let launches = bench.process.calls("cuGraphLaunch");
-    assert!(
-        launches > 0 && launches.is_multiple_of(2 * 2 * 2 * 4),
-        "{launches}"
-    );
 }

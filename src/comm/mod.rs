@@ -19,6 +19,7 @@ mod init;
 mod internal;
 mod launch_interleave;
 mod requests;
+mod resident;
 mod sample;
 mod split;
 mod stats;

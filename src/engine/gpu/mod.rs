@@ -11,8 +11,8 @@
 //! teardown       the end
 //! ```
 //! A call is one launch, but some calls of more than 32 ranks take several. Small collectives of a group share launches, see
-//! `collectives`, and so do sends and receives between two collectives, see `messages`. No host thread blocks in a call except on locks, and
-//! before a launch where more than 32 ranks share a GPU. The [`Watchdog`] turns timeouts and
+//! `collectives`, and so do sends and receives between two collectives, see `messages`. No host thread blocks in a call
+//! except on locks, and before a launch where more than 32 ranks share a GPU. The [`Watchdog`] turns timeouts and
 //! mismatches of kernels into the communicator's fault. The `proxy` carries messages to other hosts.
 
 mod call_timer;
@@ -375,8 +375,14 @@ impl GpuEngine {
             )));
         }
         let mut prepared = Vec::with_capacity(calls.len());
-        let group: Vec<(Request, bool)> = calls.iter().map(|call| (call.request, true)).collect();
-        for (call, place) in calls.iter().zip(self.launch_places(&group)) {
+        let places = match calls {
+            [one] => vec![LaunchPlace::alone(&one.request)],
+            _ => {
+                let group = calls.iter().map(|call| (call.request, true));
+                self.launch_places(&group.collect::<Vec<_>>())
+            }
+        };
+        for (call, place) in calls.iter().zip(places) {
             let run = self.prepare(&place.request(&call.request))?;
             self.check_channels(&run, &place)?;
             prepared.push(PreparedCall { run, place });

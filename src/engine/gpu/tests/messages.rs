@@ -111,13 +111,7 @@ fn messages_of_a_group_use_the_same_launch_on_both_ends() {
             }
             let reports = ranks[rank].engine.run(&calls).unwrap();
             assert_eq!(reports.len(), calls.len());
-            launches.push(
-                bench
-                    .take()
-                    .into_iter()
-                    .map(work_buffer)
-                    .collect::<Vec<_>>(),
-            );
+            launches.push(bench.take_work_buffers());
             for work_buffer in &launches[rank] {
                 assert!(
                     work_buffer.channels() <= resident,

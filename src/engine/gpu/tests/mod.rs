@@ -170,6 +170,11 @@ impl Bench {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
 
+    /// Removes and returns the work buffers of those launches, which must be of schedule kernels.
+    fn take_work_buffers(&self) -> Vec<WorkBuffer> {
+        self.take().into_iter().map(work_buffer).collect()
+    }
+
     /// Returns the element count of each call launched since the last call of `take` or `counts`.
     pub(crate) fn counts(&self) -> Vec<u64> {
         let counts = |seen| match seen {
@@ -377,13 +382,7 @@ fn collective_is_one_launch_with_the_reference_result() {
                         let reports = ranks[rank].engine.run(&[call]).unwrap();
                         assert_eq!(reports[0].transport, Some(TransportKind::Cuda));
                     }
-                    launches.push(
-                        bench
-                            .take()
-                            .into_iter()
-                            .map(work_buffer)
-                            .collect::<Vec<_>>(),
-                    );
+                    launches.push(bench.take_work_buffers());
                     assert_eq!(launches[rank].len(), usize::from(at_work));
                 }
                 // Collectives that run rings in both directions need three slots, others two.

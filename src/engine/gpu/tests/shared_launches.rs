@@ -58,13 +58,7 @@ fn small_sums_of_a_group_are_one_launch() {
                 .collect();
             let reports = engine.run(&calls).unwrap();
             assert_eq!(reports.len(), counts.len());
-            launches.push(
-                bench
-                    .take()
-                    .into_iter()
-                    .map(work_buffer)
-                    .collect::<Vec<_>>(),
-            );
+            launches.push(bench.take_work_buffers());
             assert_eq!(
                 launches[rank].len(),
                 expected,
@@ -116,13 +110,7 @@ fn calls_that_depend_on_each_other_on_one_rank_follow_each_other_there() {
             call(sum(count), second, &own[1].output, &stream),
         ];
         engine.run(&calls).unwrap();
-        launches.push(
-            bench
-                .take()
-                .into_iter()
-                .map(work_buffer)
-                .collect::<Vec<_>>(),
-        );
+        launches.push(bench.take_work_buffers());
         memory.push(own);
     }
     assert_eq!(launches.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1]);
@@ -165,7 +153,7 @@ fn calls_of_one_shape_share_steps() {
         })
         .collect();
     ranks[0].engine.run(&calls).unwrap();
-    let launches: Vec<WorkBuffer> = bench.take().into_iter().map(work_buffer).collect();
+    let launches = bench.take_work_buffers();
     assert_eq!(launches.len(), 1);
     let [works, steps, _] = launches[0].counts();
     assert_eq!(works, 16);
