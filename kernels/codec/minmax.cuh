@@ -4,7 +4,7 @@
 // 2^126 up are scaled down by 4.
 //
 // MinMaxFormat<4> fixes the width at compile time, because 4 bits save the most on the wire. The
-// other widths share MinMaxFormat<0>, which expands codes to bytes.
+// other widths share MinMaxFormat<0>, which decodes from bytes.
 //
 // Rounding is one addition of 2^23, whose low bits are the code. Codes are joined while the
 // constant is still above them; arithmetic modulo 2^32 removes it from the last sum. For decoding,
@@ -23,7 +23,7 @@ namespace cinch {
 struct AnyBits {
   static constexpr int code_bits = 8;
   using Params = cinch_bits_params;
-  // In registers each code takes a byte; only on the wire are the codes packed.
+  // In registers each word has four codes, in its lowest 4 * `bits` bits.
   using Codes = CodeVectors<1>;
 
   static CINCH_HD uint32_t bits(const Params &params) { return params.bits; }
@@ -33,11 +33,6 @@ struct AnyBits {
     const uint4 v = codes.vector[0];
     word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
     if (bits == 8) return;
-    CINCH_UNROLL
-    for (int w = 0; w < 4; ++w) {
-      const uint32_t x = (word[w] | word[w] >> (8 - bits)) & (((1u << 2 * bits) - 1) * 0x00010001u);
-      word[w] = (x | x >> (16 - 2 * bits)) & ((1u << 4 * bits) - 1);
-    }
     if (bits == 4) {
       word[0] |= word[1] << 16, word[1] = word[2] | word[3] << 16;
     } else {
@@ -52,14 +47,19 @@ struct AnyBits {
       return;
     }
     const uint32_t step = 4 * bits;
-    uint32_t bytes[4];
+    uint32_t four[4];
     CINCH_UNROLL
     for (int w = 0; w < 4; ++w) {
-      uint32_t x = (bits == 4 ? word[w / 2] : word[0]) >> (step * w & 31) & ((1u << step) - 1);
-      x = (x | x << (16 - 2 * bits)) & (((1u << 2 * bits) - 1) * 0x00010001u);
-      bytes[w] = (x | x << (8 - bits)) & (((1u << bits) - 1) * 0x01010101u);
+      four[w] = (bits == 4 ? word[w / 2] : word[0]) >> (step * w & 31) & ((1u << step) - 1);
     }
-    codes.vector[0] = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+    codes.vector[0] = make_uint4(four[0], four[1], four[2], four[3]);
+  }
+
+  // Returns the four codes of a word, a byte each.
+  static CINCH_HD uint32_t bytes_of(uint32_t bits, uint32_t word) {
+    if (bits == 8) return word;
+    const uint32_t pairs = (word | word << (16 - 2 * bits)) & (((1u << 2 * bits) - 1) * 0x00010001u);
+    return (pairs | pairs << (8 - bits)) & (((1u << bits) - 1) * 0x01010101u);
   }
 
   template <class Size>
@@ -170,9 +170,9 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     number[0] = low, number[1] = high;
     if (is_ordinary(range) && !params.draws) {
       const float factor = factor_of(range, levels_of(params));
-      codes = codes_of([&](int k) { return rounded(mul(add(x[k], -low), factor)); });
+      codes = codes_of(params, [&](int k) { return rounded(mul(add(x[k], -low), factor)); });
     } else if (is_finite(low) && is_finite(high)) {
-      codes = encode_otherwise(x, low, high, levels_of(params), random, params.draws != 0);
+      codes = encode_otherwise(params, x, low, high, random);
     } else {
       number[0] = number[1] = float_of(QUIET_NAN);
       codes = {};
@@ -195,7 +195,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
       const float low = add(number[0], 0.0f);
       const float range = add(number[1], -low);
       if (is_ordinary(range)) {
-        each(codes, gap_of(params, range), [&](int k, float code, float gap) {
+        each(params, codes, gap_of(params, range), [&](int k, float code, float gap) {
           acc[k] = fused(code, gap, low);
         });
       } else {
@@ -222,7 +222,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
 
   // Packs 16 codes; `of(k)` returns INTEGERS_BITS plus code k.
   template <class Of>
-  static CINCH_HD Codes codes_of(Of &&of) {
+  static CINCH_HD Codes codes_of(const Params &params, Of &&of) {
     Codes codes;
     if constexpr (BITS == 4) {
       CINCH_UNROLL
@@ -235,11 +235,16 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
         codes.word[w] = word - INTEGERS_BITS * 17;
       }
     } else {
+      // Products instead of shifts join the codes of every width, so that the sums above serve it, too.
+      const uint32_t step = power_factor(params.bits);
+      const uint32_t integers = INTEGERS_BITS * (((step + 1) * step + 1) * step + 1);
+      // Elements behind the end of a chunk may have any code, which must not reach the codes before it.
+      const uint32_t mask = (2u << (4 * params.bits - 1)) - 1;
       uint32_t word[4];
       CINCH_UNROLL
       for (int w = 0; w < 4; ++w) {
-        word[w] =
-            LinearMeaning::first_bytes(of(4 * w), of(4 * w + 1), of(4 * w + 2), of(4 * w + 3));
+        word[w] = ((of(4 * w + 3) * step + of(4 * w + 2)) * step + of(4 * w + 1)) * step + of(4 * w) - integers;
+        word[w] &= mask;
       }
       codes.vector[0] = make_uint4(word[0], word[1], word[2], word[3]);
     }
@@ -247,14 +252,15 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   }
 
   // Encodes with stochastic rounding, or with a range that needs scaling.
-  static CINCH_HD Codes encode_otherwise(const float (&x)[16], float low, float high,
-                                         uint32_t levels, Random random, bool draws) {
+  static CINCH_HD Codes encode_otherwise(const Params &params, const float (&x)[16], float low, float high,
+                                         const Random &random) {
+    const uint32_t levels = levels_of(params);
     const float raise = regime_of(add(high, -low));
     low = mul(low, raise), high = mul(high, raise);
     const float factor = factor_of(add(high, -low), levels);
-    return codes_of([&](int k) {
+    return codes_of(params, [&](int k) {
       const float place = mul(add(mul(x[k], raise), -low), factor);
-      if (!draws) return rounded(place);
+      if (params.draws == 0) return rounded(place);
       const float sum = add_down(place, INTEGERS);
       const float fraction = add(place, -add(sum, -INTEGERS));
       const uint32_t above = fraction > random.fraction(k) ? 1 : 0;
@@ -273,7 +279,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     // largest element.
     if (raise < 1) gap = mul(gap, 1 - 0x1p-22f);
     const float lower = raise < 1 ? 4.0f : LOWER;
-    each(codes, gap, [&](int k, float code, float gap) {
+    each(params, codes, gap, [&](int k, float code, float gap) {
       out[k] = add(mul(fused(code, gap, low), lower), 0.0f);
     });
   }
@@ -287,7 +293,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   // Calls take(k, code, gap) for each of the 16 codes. The arguments' product is exactly code k
   // times `gap`; `code` may carry a power of two that its `gap` compensates.
   template <class Take>
-  static CINCH_HD void each(const Codes &codes, float gap, Take &&take) {
+  static CINCH_HD void each(const Params &params, const Codes &codes, float gap, Take &&take) {
     if constexpr (BITS == 4) {
       CINCH_UNROLL
       for (int w = 0; w < 2; ++w) {
@@ -304,7 +310,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
       }
     } else {
       const uint4 v = codes.vector[0];
-      const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+      const uint32_t word[4] = {Base::bytes_of(params.bits, v.x), Base::bytes_of(params.bits, v.y),
+                                Base::bytes_of(params.bits, v.z), Base::bytes_of(params.bits, v.w)};
       CINCH_UNROLL
       for (int k = 0; k < 16; ++k) {
         const uint32_t bits = byte_permute(word[k / 4], INTEGERS_BITS, 0x7650 | k % 4);

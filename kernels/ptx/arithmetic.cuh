@@ -220,4 +220,22 @@ CINCH_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
 #endif
 }
 
+// Returns 2^by as a factor: the compiler does not replace products by shifts, which cannot add in one instruction.
+CINCH_HD uint32_t power_factor(uint32_t by) {
+  uint32_t power = 1u << by;
+#if defined(__CUDA_ARCH__)
+  asm("" : "+r"(power));
+#endif
+  return power;
+}
+
+// Returns the sum of the four bytes of x.
+CINCH_HD uint32_t sum_of_bytes(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return __dp4a(x, 0x01010101u, 0u);
+#else
+  return (x & 0xff) + (x >> 8 & 0xff) + (x >> 16 & 0xff) + (x >> 24);
+#endif
+}
+
 }  // namespace cinch
