@@ -68,6 +68,16 @@ struct TakesParams<Format, std::void_t<decltype(Format::prepare(
                                std::declval<const typename Format::Params &>(), 0u))>>
     : std::true_type {};
 
+// True for formats whose Summary has sums over the rows of a block.
+template <class Format>
+struct AddsRows
+    : std::bool_constant<std::is_same<Format, TernGradFormat>::value ||
+                         std::is_same<Format, OneBitFormat>::value> {};
+
+// True for formats whose codes are the signs of the elements.
+template <class Format>
+struct CodesAreSigns : std::is_same<Format, OneBitFormat> {};
+
 template <class FORMAT>
 class WarpCodec {
  public:
@@ -77,6 +87,7 @@ class WarpCodec {
   static constexpr uint32_t numbers = Format::numbers;
   static constexpr bool scaled = numbers > 0;
   static constexpr bool draws = Format::draws;
+  static constexpr bool adds_rows = AddsRows<Format>::value;
   static constexpr int code_bits = Format::code_bits;
   // Whether a chunk may have one scale, which a call takes from an earlier call.
   static constexpr bool keeps_scales = std::is_same<Params, cinch_scaled_params>::value;
@@ -164,6 +175,69 @@ class WarpCodec {
     }
   }
 
+  // The Summary of a tile of E in two steps, so that a caller can load its next vectors between them: begin_summary adds
+  // what it can find in the vectors of a lane, end_summary adds the rest. The vectors hold the 16 elements x, of which
+  // the first `valid` exist; the others are 0.
+  template <class E, int P>
+  __device__ __forceinline__ void begin_summary(const uint4 (&vectors)[P], const float (&x)[16],
+                                                uint32_t valid, Summary &summary) const {
+    if constexpr (std::is_same<Summary, Ends>::value) {
+      if (valid == 16) {
+        summary = join(summary, E::ends_of(vectors));
+      } else {
+        CINCH_ASSUME(valid < 16);
+        summarize(x, valid, summary);
+      }
+    } else if constexpr (!AddsRows<Format>::value) {
+      summarize(x, 16, summary);
+    }
+  }
+  __device__ __forceinline__ void end_summary(const float (&x)[16], uint32_t valid, Summary &summary) const {
+    if constexpr (CodesAreSigns<Format>::value) {
+      Format::summarize_padded(x, valid, params_.log2_block, summary);
+    } else if constexpr (AddsRows<Format>::value) {
+      summarize(x, valid, summary);
+    }
+  }
+
+  // Whether tiles of E whose blocks have the default size can be encoded by begin_pairs and encode_pairs, a faster form
+  // of summary and encode. Lanes behind the end of a chunk pass zeros.
+  template <class E>
+  static constexpr bool has_pairs = E::pairs && AddsRows<Format>::value;
+  template <class E>
+  __device__ __forceinline__ bool takes_pairs() const {
+    return has_pairs<E> && params_.log2_block == PairRows<E>::LOG2_BLOCK;
+  }
+
+  // The values that encode_pairs needs of this lane's vectors.
+  struct PairTile {
+    float x[CodesAreSigns<Format>::value ? 1 : 16];
+    uint32_t below;
+    Summary summary;
+  };
+  template <class E>
+  __device__ __forceinline__ void begin_pairs(const uint4 (&vectors)[2], PairTile &tile) const {
+    PairRows<E>::hand_over(vectors);
+    tile.summary.most = E::largest_of(vectors);
+    if constexpr (CodesAreSigns<Format>::value) {
+      tile.below = E::below(vectors);
+    } else {
+      unpack<E>(vectors, tile.x);
+    }
+  }
+  // Encodes 16 elements from index i of a tile of which `there` elements exist. All lanes of the warp call this.
+  template <class E>
+  __device__ __forceinline__ void encode_pairs(PairTile &tile, uint32_t there, uint32_t i, const Random &random,
+                                               Codes &codes) const {
+    if constexpr (CodesAreSigns<Format>::value) {
+      Format::template summarize_pairs<E>(tile.below, elements_from(there, i), tile.summary);
+      Format::encode_signs(tile.below, tile.summary, codes.code, codes.number);
+    } else {
+      Format::template summarize_pairs<E>(tile.summary);
+      encode(tile.x, tile.summary, there, i, random, codes);
+    }
+  }
+
   // Compute the Summary of a block of several tiles: start with empty_summary, call summarize for
   // each tile, then combine_lanes. All lanes of the warp call them.
   static __device__ __forceinline__ Summary empty_summary() { return Format::empty_summary(); }
@@ -239,9 +313,20 @@ class WarpCodec {
   template <class Size>
   CINCH_HD void store(uint8_t *wire, Size n, Size i, const Codes &codes) const {
     store_codes(wire, n, i, codes);
-    if (!scaled || i >= n) return;
-    float *at = const_cast<float *>(numbers_of(wire, n)) +
-                Format::numbers * block_index(i, params_.log2_block);
+    if (scaled && i < n) {
+      store_numbers(numbers_of(wire, n) + Format::numbers * block_index(i, params_.log2_block), i, codes);
+    }
+  }
+
+  // Returns where a chunk of n elements has the numbers of its blocks.
+  template <class Size>
+  CINCH_HD float *numbers_of(uint8_t *wire, Size n) const {
+    return const_cast<float *>(numbers_of(const_cast<const uint8_t *>(wire), n));
+  }
+
+  // Stores the numbers of the block of element i to `at`, if this is the block's first lane.
+  template <class Size>
+  CINCH_HD void store_numbers(float *at, Size i, const Codes &codes) const {
     if (Format::numbers == 1 && params_.log2_block == 0) {
       raise(at, codes.number[0]);
     } else if ((i & (block() - 1)) == 0) {
@@ -262,14 +347,14 @@ class WarpCodec {
   }
   template <class Size>
   CINCH_HD void store_number(uint8_t *wire, Size n, float number) const {
-    *const_cast<float *>(numbers_of(wire, n)) = number;
+    *numbers_of(wire, n) = number;
   }
 
   // Sets the scale word of a chunk under a tensor scale to 0, before any lane stores codes to the
   // chunk.
   template <class Size>
   CINCH_HD void clear_scale(uint8_t *wire, Size n) const {
-    if (scaled && params_.log2_block == 0 && n > 0) *const_cast<float *>(numbers_of(wire, n)) = 0;
+    if (scaled && params_.log2_block == 0 && n > 0) *numbers_of(wire, n) = 0;
   }
 
   template <class Size>
@@ -279,6 +364,17 @@ class WarpCodec {
   }
 
  private:
+  template <class E>
+  static CINCH_HD void unpack(const uint4 (&vectors)[2], float (&x)[16]) {
+    CINCH_UNROLL
+    for (int v = 0; v < 2; ++v) {
+      float part[8];
+      E::unpack(vectors[v], part);
+      CINCH_UNROLL
+      for (int k = 0; k < 8; ++k) x[8 * v + k] = part[k];
+    }
+  }
+
   template <class Size>
   CINCH_HD const float *numbers_of(const uint8_t *wire, Size n) const {
     return reinterpret_cast<const float *>(wire + padded_code_bytes(n, bits()));

@@ -15,12 +15,14 @@ struct OneBitFormat : FewBits<1> {
 
   struct Summary {
     float most;  // the largest magnitude; not finite if an element is not
-    uint32_t negative;
+    // Elements below 0, and elements from 0 up times 2^13. Both numbers are at most 2^12.
+    uint32_t counts;
     double sum[2];  // of elements from 0 up, and of elements below 0
+    float mean[2];  // of those elements; NaN if an element is not finite
   };
 
   static CINCH_HD void prepare(uint32_t) {}
-  static CINCH_HD Summary empty_summary() { return {0, 0, {0, 0}}; }
+  static CINCH_HD Summary empty_summary() { return {0, 0, {0, 0}, {0, 0}}; }
 
 #if defined(__CUDACC__)
   static __device__ __forceinline__ void summarize(const float (&all)[16], uint32_t valid,
@@ -34,40 +36,57 @@ struct OneBitFormat : FewBits<1> {
       CINCH_UNROLL
       for (uint32_t k = 0; k < 16; ++k) x[k] = k < valid ? x[k] : 0.0f;
     }
+    summarize_padded(x, valid, log2_block, summary);
+  }
+
+  // Adds 16 elements, of which the first `valid` exist and the others are 0.
+  static __device__ __forceinline__ void summarize_padded(const float (&x)[16], uint32_t valid,
+                                                     uint32_t log2_block, Summary &summary) {
     summary.most = larger_magnitude(summary.most, largest_of(x));
-    summary.negative += __popc(below(x));
-    add_rows(x, log2_block, summary.sum, [](float one, double(&part)[2]) {
-      // A partial sum is never -0, so skipping the addition of 0 changes nothing.
-      if (one < 0) {
-        part[1] = __dadd_rn(part[1], one);
-      } else {
-        part[0] = __dadd_rn(part[0], one);
-      }
-    });
+    summary.counts += counts_of(below(x), valid);
+    add_rows(x, log2_block, summary.sum, add_by_sign);
   }
 
   static __device__ __forceinline__ void combine_lanes(uint32_t log2_block, Summary &summary) {
+    summary.counts += flag_of(summary.most);
     join_lanes(log2_block, [&](uint32_t lanes) {
-      summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
-      const uint32_t theirs = from_lane(summary.negative, lanes);
-      summary.negative += lanes != 0 ? theirs : 0;
+      const uint32_t theirs = from_lane(summary.counts, lanes);
+      summary.counts += lanes != 0 ? theirs : 0;
     });
     if (log2_block >= LOG2_TILE) {
       summary.sum[0] = folded(summary.sum[0]), summary.sum[1] = folded(summary.sum[1]);
     }
+    share_means<1>(summary.sum[threadIdx.x % 2], summary);
+  }
+
+  // Summarizes blocks of the default size; their tile is in PairRows.
+  template <class E>
+  static __device__ __forceinline__ void summarize_pairs(uint32_t below, uint32_t valid, Summary &summary) {
+    summary.counts = counts_of(below, valid) + flag_of(summary.most);
+    CINCH_UNROLL
+    for (uint32_t lanes = 1; lanes < 16; lanes *= 2) summary.counts += from_lane(summary.counts, lanes);
+    double even[2], odd[2];
+    PairRows<E>::add_columns(even, odd, add_by_sign);
+    share_means<8>(PairRows<E>::folded(even, odd), summary);
   }
 #endif
 
   static CINCH_HD void encode16(const Params &, const float (&x)[16], const Summary &summary,
-                                uint32_t count, const Random &, Codes &codes, float (&number)[2]) {
-    if (!is_finite(summary.most)) {
-      codes = no_codes();
-      number[0] = number[1] = float_of(QUIET_NAN);
-      return;
-    }
-    number[0] = mean(summary.sum[0], count - summary.negative);
-    number[1] = mean(summary.sum[1], summary.negative);
-    codes = {{below(x) ^ 0xffff}};
+                                uint32_t, const Random &, Codes &codes, float (&number)[2]) {
+    encode_signs(below(x), summary, codes, number);
+  }
+
+  // Encodes 16 elements of which bit k of `below` is 1 if element k is below 0.
+  static CINCH_HD void encode_signs(uint32_t below, const Summary &summary, Codes &codes,
+                                    float (&number)[2]) {
+    number[0] = summary.mean[0], number[1] = summary.mean[1];
+    codes = {{number[0] == number[0] ? below ^ 0xffff : 0}};
+  }
+
+  // Returns the mean of `count` elements; 0 if there are none.
+  static CINCH_HD float mean_of(double sum, uint32_t count) {
+    // Adding 0 makes a mean of -0 positive.
+    return count == 0 ? 0.0f : add((float)divide_wide(sum, (double)count), 0.0f);
   }
 
   template <bool REDUCE>
@@ -92,10 +111,36 @@ struct OneBitFormat : FewBits<1> {
     return bits;
   }
 
-  // Adding 0 makes a mean of -0 positive.
-  static CINCH_HD float mean(double sum, uint32_t count) {
-    return count == 0 ? 0.0f : add((float)divide_wide(sum, (double)count), 0.0f);
+#if defined(__CUDACC__)
+  static __device__ __forceinline__ void add_by_sign(float x, double (&part)[2]) {
+    // A partial sum is never -0, so skipping the addition of 0 changes nothing.
+    if (x < 0) {
+      part[1] = __dadd_rn(part[1], x);
+    } else {
+      part[0] = __dadd_rn(part[0], x);
+    }
   }
+
+  // Returns the counts of 16 elements, of which the first `valid` exist.
+  static __device__ __forceinline__ uint32_t counts_of(uint32_t below, uint32_t valid) {
+    const uint32_t negative = __popc(below);
+    return negative + ((valid - negative) << 13);
+  }
+
+  // Returns what a lane adds to the counts if an element is not finite; the sum over a tile fits 32 bits.
+  static __device__ __forceinline__ uint32_t flag_of(float most) { return is_finite(most) ? 0 : 1u << 26; }
+
+  // Computes both means from the block's counts. Lanes whose index has the bit LANES pass the sum of the elements below
+  // 0, other lanes the other sum: each lane divides once, and receives the other mean.
+  template <uint32_t LANES>
+  static __device__ __forceinline__ void share_means(double sum, Summary &summary) {
+    const bool is_upper = threadIdx.x & LANES;
+    const uint32_t count = summary.counts >> (is_upper ? 0 : 13) & 0x1fff;
+    const float mean = summary.counts >> 26 ? float_of(QUIET_NAN) : mean_of(sum, count);
+    const float other = from_lane(mean, LANES);
+    summary.mean[0] = is_upper ? other : mean, summary.mean[1] = is_upper ? mean : other;
+  }
+#endif
 };
 
 }  // namespace cinch

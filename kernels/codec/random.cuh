@@ -21,17 +21,36 @@ struct Random {
   }
 
   // Returns whether drawn_near() may replace drawn() for elements 0 to 15, because `first` is a
-  // multiple of 16. The counters of these elements differ in four bits only, so they share the
-  // first mixing step.
+  // multiple of 16. The counters of these elements differ in four bits only.
   CINCH_HD bool is_at_16() const { return first % 16 == 0; }
-  CINCH_HD uint32_t common() const { return (first ^ key[0]) ^ (first ^ key[0]) >> 16; }
-  CINCH_HD float drawn_near(uint32_t common, uint32_t element) const {
-    return mixed(common ^ element);
+
+  // The products of the first mixing step for elements 0 to 15: each differs from an earlier one by a power of two times
+  // the factor. A sum takes one instruction, a product of the element's counter two.
+  struct Products {
+    uint32_t of[16];
+  };
+  CINCH_HD Products products() const {
+    const uint32_t common = (first ^ key[0]) ^ (first ^ key[0]) >> 16;
+    Products products;
+    products.of[0] = common * FIRST;
+    CINCH_UNROLL
+    for (uint32_t k = 1; k < 16; ++k) {
+      // A flip of the lowest bit of k subtracts its value if it is 1.
+      const uint32_t bit = k & (0u - k);
+      products.of[k] = products.of[k ^ bit] + (common & bit ? 0u - FIRST * bit : FIRST * bit);
+    }
+    return products;
+  }
+  CINCH_HD float drawn_near(const Products &products, uint32_t element) const {
+    return mixed_product(products.of[element]);
   }
 
  private:
-  CINCH_HD float mixed(uint32_t x) const {
-    x *= 0x7feb352du;
+  static constexpr uint32_t FIRST = 0x7feb352du;
+
+  CINCH_HD float mixed(uint32_t x) const { return mixed_product(x * FIRST); }
+
+  CINCH_HD float mixed_product(uint32_t x) const {
     x ^= x >> 15 ^ key[1];
     x *= 0x846ca68bu;
     // Keeps only 24 bits, so that fp32 holds the number exactly.

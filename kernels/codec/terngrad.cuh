@@ -31,10 +31,19 @@ struct TernGradFormat : FewBits<2> {
   static __device__ __forceinline__ void summarize(const float (&x)[16], uint32_t, uint32_t log2_block,
                                               Summary &summary) {
     summary.most = larger_magnitude(summary.most, largest_of(x));
-    add_rows(x, log2_block, summary.squares, [](double one, double(&part)[1]) {
-      // fp64 holds the square exactly.
-      part[0] = __fma_rn(one, one, part[0]);
-    });
+    add_rows(x, log2_block, summary.squares, add_square);
+  }
+
+  // Summarizes blocks of the default size; their tile is in PairRows.
+  template <class E>
+  static __device__ __forceinline__ void summarize_pairs(Summary &summary) {
+    double even[1], odd[1];
+    PairRows<E>::add_columns(even, odd, add_square);
+    summary.squares[0] = PairRows<E>::folded(even, odd);
+    CINCH_UNROLL
+    for (uint32_t lanes = 1; lanes < 16; lanes *= 2) {
+      summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
+    }
   }
 
   static __device__ __forceinline__ void combine_lanes(uint32_t log2_block, Summary &summary) {
@@ -58,12 +67,15 @@ struct TernGradFormat : FewBits<2> {
     if (scale == 0) return;
     const float raise = scale < TINY ? RAISE : scale >= 0x1p100f ? LOWER : 1.0f;
     const float factor = divide_ordinary(1.0f, mul(scale, raise));
-    const auto probability = [&](int k) { return mul(mul(magnitude_of(x[k]), raise), factor); };
-    if (random.is_at_16()) {
-      const uint32_t common = random.common();
-      codes = drawn(x, probability, [&](int k) { return random.drawn_near(common, k); });
+    if (raise == 1 && random.is_at_16()) {
+      const Random::Products products = random.products();
+      codes = drawn(x, factor, [&](int k) { return random.drawn_near(products, k); });
     } else {
-      codes = drawn(x, probability, [&](int k) { return random.drawn(k); });
+      // Only the copy has an address, so that x itself stays in registers.
+      float y[16];
+      CINCH_UNROLL
+      for (int k = 0; k < 16; ++k) y[k] = mul(x[k], raise);
+      codes = drawn_anywhere(y, factor, random);
     }
   }
 
@@ -80,15 +92,27 @@ struct TernGradFormat : FewBits<2> {
   }
 
  private:
-  // Returns the codes of 16 elements. Element k becomes s or -s with the probability
-  // `probability(k)`, otherwise 0; `draw(k)` is 2^32 times its random number.
-  template <class Probability, class Draw>
-  static CINCH_HD Codes drawn(const float (&x)[16], Probability &&probability, Draw &&draw) {
+#if defined(__CUDACC__)
+  static __device__ __forceinline__ void add_square(double x, double (&part)[1]) {
+    // fp64 holds the square exactly.
+    part[0] = __fma_rn(x, x, part[0]);
+  }
+#endif
+
+  // Returns the codes of 16 elements that begin at any index of the message.
+  static CINCH_HD_APART Codes drawn_anywhere(const float (&x)[16], float factor, Random random) {
+    return drawn(x, factor, [&](int k) { return random.drawn(k); });
+  }
+
+  // Returns the codes of 16 elements. Element k becomes s or -s with the probability |x[k]| * factor,
+  // otherwise 0; `draw(k)` is 2^32 times its random number.
+  template <class Draw>
+  static CINCH_HD Codes drawn(const float (&x)[16], float factor, Draw &&draw) {
     uint32_t becomes = 0, below = 0;
     CINCH_UNROLL
     for (int k = 15; k >= 0; --k) {
       // Rounding never changes the sign of the difference, and only the sign is used.
-      const float rest = fused(draw(k), 0x1p-32f, -probability(k));
+      const float rest = fused(draw(k), 0x1p-32f, -mul(magnitude_of(x[k]), factor));
       becomes = shifted_in(becomes, bits_of(rest), 2);
       below = shifted_in(below, bits_of(x[k]), 2);
     }

@@ -16,6 +16,12 @@ namespace cinch {
 constexpr uint32_t TILE = 512;
 constexpr uint32_t LOG2_TILE = 9;
 
+// Returns how many of the elements i to i + 15 exist, in `n` elements.
+template <class Size>
+__device__ __forceinline__ uint32_t elements_from(Size n, Size i) {
+  return i >= n ? 0 : n - i < 16 ? (uint32_t)(n - i) : 16;
+}
+
 // Returns the value that another lane passes: its index is this lane's with the bits of `lanes`
 // flipped.
 template <class T>
@@ -94,7 +100,7 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
     }
     __syncwarp();
   };
-  if (rows == ROWS) {
+  if (log2_block == LOG2_TILE - 1) {
     // A block of the default size is half a tile, so one exchange adds up the partial sums of two
     // blocks.
     double both[2][K];
@@ -142,6 +148,83 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
     for (int k = 0; k < K; ++k) sum[k] = part[k];
   }
 }
+
+// Half a tile, or a whole tile of pairs of 16-bit elements, in rows of 32 elements: hands the tile over from the lanes,
+// which hold 16 neighbouring elements each, to the columns. Serves blocks of 256 elements, the default size, which are
+// half a tile: lane j of a half warp gets columns 2j and 2j + 1 of a block.
+//
+// Compared with add_rows, shared memory takes half the accesses, and the sums a third fewer exchanges.
+template <class E>
+class PairRows {
+ public:
+  static constexpr uint32_t LOG2_BLOCK = 8;
+
+  // Stores this lane's elements. It waits until all lanes have finished their loads of the last tile.
+  static __device__ __forceinline__ void hand_over(const uint4 (&vectors)[2]) {
+    const uint32_t lane = threadIdx.x % 32, swap = lane / 4 % 2;
+    uint4 *own = pieces() + 2 * lane + lane / 16 * GAP;
+    __syncwarp();
+    own[swap] = vectors[0];
+    own[swap ^ 1] = vectors[1];
+    __syncwarp();
+  }
+
+  // Adds each column to K partial sums; `add(x, part)` adds an element.
+  template <int K, class Add>
+  static __device__ __forceinline__ void add_columns(double (&even)[K], double (&odd)[K], Add &&add) {
+    const uint32_t lane = threadIdx.x % 32, word = lane % 16;
+    const uint32_t *rows = reinterpret_cast<const uint32_t *>(pieces() + lane / 16 * (32 + GAP));
+    const uint32_t *straight = rows + word, *swapped = rows + (word ^ 4);
+    CINCH_UNROLL
+    for (int k = 0; k < K; ++k) even[k] = odd[k] = 0;
+    CINCH_UNROLL
+    for (uint32_t row = 0; row < 8; ++row) {
+      const uint32_t pair = (row / 2 % 2 == 0 ? straight : swapped)[16 * row];
+      add(E::widen_low(pair), even);
+      add(E::widen_high(pair), odd);
+    }
+  }
+
+  // Adds the partial sums of each block in the order of src/codec/blocked/sums.rs; all of the block's lanes receive the
+  // total. Half of the lanes add up the even columns, the others the odd ones.
+  static __device__ __forceinline__ double folded(const double (&even)[1], const double (&odd)[1]) {
+    double part = split<8>(even[0], odd[0]);
+    CINCH_UNROLL
+    for (uint32_t half = 4; half > 0; half /= 2) {
+      part = __dadd_rn(part, __shfl_xor_sync(~0u, part, half));
+    }
+    return __dadd_rn(part, __shfl_xor_sync(~0u, part, 8));
+  }
+
+  // Adds two sums for each block at once. The lower 8 lanes of a block receive the first total, the others the second.
+  static __device__ __forceinline__ double folded(const double (&even)[2], const double (&odd)[2]) {
+    double part = split<4>(split<8>(even[0], even[1]), split<8>(odd[0], odd[1]));
+    CINCH_UNROLL
+    for (uint32_t half = 2; half > 0; half /= 2) {
+      part = __dadd_rn(part, __shfl_xor_sync(~0u, part, half));
+    }
+    return __dadd_rn(part, __shfl_xor_sync(~0u, part, 4));
+  }
+
+ private:
+  // Rows of the second block begin 4 pieces of 16 bytes later, in the other half of the banks. Every second pair of
+  // lanes swaps its pieces. So neither stores of pieces nor loads of rows have bank conflicts.
+  static constexpr uint32_t GAP = 4;
+
+  static __device__ __forceinline__ uint4 *pieces() {
+    static_assert((64 + GAP) * sizeof(uint4) <= sizeof(RowScratch::of_warp[0]), "a tile of pairs");
+    return reinterpret_cast<uint4 *>(
+        block_shared<RowScratch>().of_warp[threadIdx.x / 32 % RowScratch::WARPS]);
+  }
+
+  // Adds `first` of this lane and of the lane at distance LANES in the lower of both, `second` in the upper.
+  template <uint32_t LANES>
+  static __device__ __forceinline__ double split(double first, double second) {
+    const bool is_upper = threadIdx.x & LANES;
+    const double own = is_upper ? second : first, other = is_upper ? first : second;
+    return __dadd_rn(own, __shfl_xor_sync(~0u, other, LANES));
+  }
+};
 
 }  // namespace cinch
 

@@ -19,6 +19,8 @@ struct ElementBase {
   using Bits = BITS;
   using Acc = ACC;
   static constexpr int N = 16 / sizeof(Bits);
+  // Whether the type is a PairElement.
+  static constexpr bool pairs = false;
 
   static CINCH_HD void unpack(uint4 vector, Acc (&out)[N]) {
     Bits raw[N];
@@ -145,11 +147,12 @@ struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
 };
 
 // The base of the 16-bit floats. On the device it converts pairs of elements by one instruction
-// where none of them is NaN. Self defines narrow_pair, smaller_pair, larger_pair, has_nan,
-// widen_low and widen_high there.
+// where none of them is NaN. Self defines narrow_pair, smaller_pair, larger_pair, magnitudes, add_zero,
+// has_nan, widen_low and widen_high there.
 template <class Self>
 struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
   using Base = ElementBase<Self, uint16_t, uint16_t, float>;
+  static constexpr bool pairs = true;
 
 #if defined(__CUDA_ARCH__)
   static CINCH_HD uint4 pack_numbers(const float (&in)[8]) {
@@ -183,6 +186,54 @@ struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
     return join({Self::widen_low(low), Self::widen_low(high)},
                 {Self::widen_high(low), Self::widen_high(high)});
   }
+
+  // Returns the largest magnitude in two vectors; it is not finite if any element is not.
+  static CINCH_HD float largest_of(const uint4 (&vectors)[2]) {
+    const auto largest = [](uint4 v) {
+      return Self::larger_pair(Self::larger_pair(Self::magnitudes(v.x), Self::magnitudes(v.y)),
+                               Self::larger_pair(Self::magnitudes(v.z), Self::magnitudes(v.w)));
+    };
+    const uint32_t both = Self::larger_pair(largest(vectors[0]), largest(vectors[1]));
+    return larger_magnitude(Self::widen_low(both), Self::widen_high(both));
+  }
+
+  // Returns 16 bits: bit k is 1 if the finite element k of two vectors is below 0.
+  static CINCH_HD uint32_t below(const uint4 (&vectors)[2]) {
+    const auto signs = [](uint4 v) {
+      const uint32_t x = Self::add_zero(v.x), y = Self::add_zero(v.y);
+      const uint32_t z = Self::add_zero(v.z), w = Self::add_zero(v.w);
+      // Byte j repeats the sign of element j or 4 + j. It keeps the bit of that element.
+      const uint32_t first = byte_permute(x, y, 0xfdb9), second = byte_permute(z, w, 0xfdb9);
+      return sum_of_bytes((first & 0x08040201u) | (second & 0x80402010u));
+    };
+    return signs(vectors[0]) | signs(vectors[1]) << 8;
+  }
+#else
+  static CINCH_HD float widen_low(uint32_t pair) { return Self::widen((uint16_t)pair); }
+  static CINCH_HD float widen_high(uint32_t pair) { return Self::widen((uint16_t)(pair >> 16)); }
+
+  static CINCH_HD float largest_of(const uint4 (&vectors)[2]) {
+    float x[16];
+    unpack_both(vectors, x);
+    return cinch::largest_of(x);
+  }
+
+  static CINCH_HD uint32_t below(const uint4 (&vectors)[2]) {
+    float x[16];
+    unpack_both(vectors, x);
+    uint32_t bits = 0;
+    for (int k = 0; k < 16; ++k) bits |= (x[k] < 0 ? 1u : 0u) << k;
+    return bits;
+  }
+
+ private:
+  static CINCH_HD void unpack_both(const uint4 (&vectors)[2], float (&x)[16]) {
+    for (int v = 0; v < 2; ++v) {
+      float part[8];
+      Self::unpack(vectors[v], part);
+      for (int k = 0; k < 8; ++k) x[8 * v + k] = part[k];
+    }
+  }
 #endif
 };
 
@@ -196,6 +247,8 @@ struct BF16 : PairElement<BF16> {
   static CINCH_HD uint32_t narrow_pair(float low, float high) { return narrow_bf16_pair(low, high); }
   static CINCH_HD uint32_t smaller_pair(uint32_t a, uint32_t b) { return smaller_bf16_pair(a, b); }
   static CINCH_HD uint32_t larger_pair(uint32_t a, uint32_t b) { return larger_bf16_pair(a, b); }
+  static CINCH_HD uint32_t magnitudes(uint32_t pair) { return magnitudes_of_bf16_pair(pair); }
+  static CINCH_HD uint32_t add_zero(uint32_t pair) { return add_zero_to_bf16_pair(pair); }
   static CINCH_HD bool has_nan(uint32_t pair) { return has_nan_bf16(pair); }
   static CINCH_HD float widen_low(uint32_t pair) { return float_of(pair << 16); }
   static CINCH_HD float widen_high(uint32_t pair) { return float_of(pair & 0xffff0000u); }
@@ -212,6 +265,8 @@ struct F16 : PairElement<F16> {
   static CINCH_HD uint32_t narrow_pair(float low, float high) { return narrow_f16_pair(low, high); }
   static CINCH_HD uint32_t smaller_pair(uint32_t a, uint32_t b) { return smaller_f16_pair(a, b); }
   static CINCH_HD uint32_t larger_pair(uint32_t a, uint32_t b) { return larger_f16_pair(a, b); }
+  static CINCH_HD uint32_t magnitudes(uint32_t pair) { return magnitudes_of_f16_pair(pair); }
+  static CINCH_HD uint32_t add_zero(uint32_t pair) { return add_zero_to_f16_pair(pair); }
   static CINCH_HD bool has_nan(uint32_t pair) { return has_nan_f16(pair); }
   static CINCH_HD float widen_low(uint32_t pair) { return widen_f16_low(pair); }
   static CINCH_HD float widen_high(uint32_t pair) { return widen_f16_high(pair); }

@@ -294,6 +294,10 @@ template <class T>
 T __shfl_xor_sync(uint32_t, T value, uint32_t lanes) {
   return Block::current().shuffle_xor(value, lanes);
 }
+template <class T>
+T __shfl_sync(uint32_t, T value, uint32_t lane) {
+  return Block::current().shuffle_xor(value, threadIdx.x % 32 ^ lane);
+}
 inline bool __all_sync(uint32_t, bool value) { return Block::current().warp_agrees(value); }
 inline bool __any_sync(uint32_t, bool value) { return !Block::current().warp_agrees(!value); }
 inline void __syncwarp() { Block::current().sync_warp(); }

@@ -49,10 +49,14 @@ TernGradFormat::Summary summary_of(const float *x, uint64_t n, TernGradFormat *)
 }
 
 OneBitFormat::Summary summary_of(const float *x, uint64_t n, OneBitFormat *) {
-  OneBitFormat::Summary summary = {most_of(x, n), 0, {0, 0}};
-  for (uint64_t i = 0; i < n; ++i) summary.negative += x[i] < 0 ? 1 : 0;
-  summary.sum[0] = wide_sum(x, n, [](float one) { return one < 0 ? 0.0f : one; });
-  summary.sum[1] = wide_sum(x, n, [](float one) { return one < 0 ? one : 0.0f; });
+  OneBitFormat::Summary summary = OneBitFormat::empty_summary();
+  uint32_t negative = 0;
+  for (uint64_t i = 0; i < n; ++i) negative += x[i] < 0 ? 1 : 0;
+  const double above = wide_sum(x, n, [](float one) { return one < 0 ? 0.0f : one; });
+  const double below = wide_sum(x, n, [](float one) { return one < 0 ? one : 0.0f; });
+  const bool finite = cinch::is_finite(most_of(x, n));
+  summary.mean[0] = finite ? OneBitFormat::mean_of(above, (uint32_t)n - negative) : NAN;
+  summary.mean[1] = finite ? OneBitFormat::mean_of(below, negative) : NAN;
   return summary;
 }
 
