@@ -24,46 +24,147 @@ __device__ __forceinline__ void store_threes(uint8_t *to, const CodeVectors<3> &
   for (uint32_t v = 0; v < 3; ++v) reinterpret_cast<uint4 *>(to)[32 * v + lane] = room[32 * v + lane];
 }
 
+// Stores the codes of a lane whose first element is i, in a tile of `there` elements.
+template <class C>
+__device__ __forceinline__ void store_codes_of(const C &codec, uint8_t *to, uint32_t there, uint32_t i,
+                                               const typename C::Codes &codes) {
+  if constexpr (C::code_bits == 24) {
+    if (codec.bits() == 24 && there == TILE) return store_threes(to, codes.code);
+  }
+  codec.store_codes(to, there, i, codes);
+}
+
+// Encodes an array whose tiles have whole blocks. With PAIRS, encode_pairs serves the blocks.
+template <class C, class E, bool PAIRS>
+__device__ __forceinline__ void encode_tiles(const C &codec, const cinch_codec_args &args) {
+  // The next tile of 16-bit elements is loaded as soon as the last one is in shared memory or unpacked. Tiles of fp32
+  // are twice as long, and would take too many registers.
+  constexpr bool AHEAD = E::pairs;
+  const ArrayTiles tiles(args.n);
+  const bool aligned = is_aligned(args.elements);
+  const uint32_t step = gridDim.x * (THREADS / 32), i = 16 * (threadIdx.x % 32);
+  const uint32_t log2_block = PAIRS ? PairRows<E>::LOG2_BLOCK : codec.log2_block();
+  const uint32_t tile_bytes = TILE / 8 * codec.bits();
+  uint8_t *const wire = static_cast<uint8_t *>(args.wire);
+  // Under a tensor scale all tiles share the number.
+  const uint32_t tile_numbers = log2_block == 0 ? 0 : C::numbers * (TILE >> log2_block);
+  float *const numbers =
+      codec.numbers_of(wire, args.n) + (log2_block == 0 ? 0 : C::numbers * (i >> log2_block));
+  uint4 vectors[16 / E::N];
+  uint32_t tile = blockIdx.x * (THREADS / 32) + warp_index(), next = tile;
+  if (tile >= tiles.count) return;
+  // With AHEAD the first round only loads, so that there is one copy of the code that loads.
+  CINCH_ROLL
+  for (bool begun = !AHEAD;; begun = true) {
+    if (!AHEAD) load_tile<E>(args.elements, aligned, tiles, tile, vectors);
+    const uint32_t there = tiles.elements_of(tile);
+    typename C::Summary summary = C::empty_summary();
+    typename C::PairTile pairs;
+    pairs.below = 0, pairs.summary = C::empty_summary();
+    float x[16];
+    if (begun) {
+      if constexpr (PAIRS) {
+        codec.template begin_pairs<E>(vectors, pairs);
+      } else {
+        unpack_elements<E>(vectors, x);
+        if (C::scaled) codec.template begin_summary<E>(vectors, x, elements_from(there, i), summary);
+      }
+    }
+    const bool more = AHEAD ? next < tiles.count : tile + step < tiles.count;
+    if (AHEAD && more) load_tile<E>(args.elements, aligned, tiles, next, vectors);
+    if (begun) {
+      const Random random = codec.random(0, args.first + tile * TILE);
+      typename C::Codes codes;
+      if constexpr (PAIRS) {
+        codec.template encode_pairs<E>(pairs, there, i, random, codes);
+      } else {
+        if (C::scaled) {
+          codec.end_summary(x, elements_from(there, i), summary);
+          codec.combine_lanes(summary);
+        }
+        codec.encode(x, summary, there, i, random, codes);
+      }
+      store_codes_of(codec, wire + (uint64_t)tile * tile_bytes, there, i, codes);
+      if (C::scaled && i < there) codec.store_numbers(numbers + (uint64_t)tile * tile_numbers, i, codes);
+    }
+    if (!more) break;
+    tile = AHEAD ? next : tile + step;
+    next += step;
+  }
+}
+
+// Encodes an array with blocks of any size. A warp loads a block of several tiles twice: for its Summary, then for its
+// codes.
+template <class C, class E>
+__device__ __forceinline__ void encode_blocks(const C &codec, const cinch_codec_args &args) {
+  const ArrayTiles tiles(args.n);
+  const bool aligned = is_aligned(args.elements);
+  const uint32_t log2_block = codec.log2_block();
+  const uint32_t span = log2_block > LOG2_TILE ? 1u << (log2_block - LOG2_TILE) : 1;
+  const uint32_t step = gridDim.x * (THREADS / 32) * span;
+  uint8_t *const wire = static_cast<uint8_t *>(args.wire);
+  float *const numbers = codec.numbers_of(wire, args.n);
+  CINCH_ROLL
+  for (uint32_t block = (blockIdx.x * (THREADS / 32) + warp_index()) * span; block < tiles.count; block += step) {
+    const uint32_t end = block + span < tiles.count ? block + span : tiles.count;
+    // The block has `there` elements. Indices are relative to its first one.
+    const uint32_t there = TILE * (end - 1 - block) + tiles.elements_of(end - 1);
+    const uint64_t first = (uint64_t)block * TILE;
+    typename C::Summary summary = C::empty_summary();
+    // A single loop body serves both rounds, so that there is one copy of the code.
+    CINCH_ROLL
+    for (uint32_t round = span == 1 ? 1 : 0; round < 2; ++round) {
+      CINCH_ROLL
+      for (uint32_t tile = block; tile < end; ++tile) {
+        uint4 vectors[16 / E::N];
+        load_tile<E>(args.elements, aligned, tiles, tile, vectors);
+        float x[16];
+        unpack_elements<E>(vectors, x);
+        const uint32_t i = TILE * (tile - block) + 16 * (threadIdx.x % 32);
+        if (round == 0 || span == 1) {
+          codec.template begin_summary<E>(vectors, x, elements_from(there, i), summary);
+          codec.end_summary(x, elements_from(there, i), summary);
+        }
+        if (round == 0) continue;
+        if (span == 1) codec.combine_lanes(summary);
+        typename C::Codes codes;
+        codec.encode(x, summary, there, i, codec.random(0, args.first + (uint32_t)first), codes);
+        codec.store_codes(wire + first / 8 * codec.bits(), there, i, codes);
+        if (i < there) {
+          codec.store_numbers(numbers + C::numbers * block_index(first + i, log2_block), i, codes);
+        }
+      }
+      if (round == 0) codec.combine_lanes(summary);
+    }
+  }
+}
+
 template <class C, class E>
 __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   const C codec(args.params);
   codec.prepare_own(blockDim.x);
   __syncthreads();
-  const Random random = codec.random(0, args.first);
-  uint8_t *wire = static_cast<uint8_t *>(args.wire);
-  const uint64_t lane = threadIdx.x % 32;
-  const uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / 32);
-  const uint64_t first = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  const bool is_long = C::scaled && codec.block() > TILE;
-  const uint64_t span = is_long ? codec.block() : TILE;
-  const bool aligned = is_aligned(args.elements);
-  for (uint64_t begin = first * span; begin < args.n; begin += warps * span) {
-    typename C::Summary summary = C::empty_summary();
-    if (is_long) {
-      for (uint64_t i = begin + 16 * lane; i - 16 * lane < begin + span && i - 16 * lane < args.n;
-           i += TILE) {
-        float x[16];
-        load_elements<E>(args.elements, aligned, args.n, i, x);
-        codec.summarize(x, elements_from(args.n, i), summary);
-      }
-      codec.combine_lanes(summary);
-    }
-    for (uint64_t at = begin; at < begin + span && at < args.n; at += TILE) {
-      const uint64_t i = at + 16 * lane;
-      float x[16];
-      load_elements<E>(args.elements, aligned, args.n, i, x);
-      if (C::scaled && !is_long) summary = codec.summary(x, elements_from(args.n, i));
-      typename C::Codes codes;
-      codec.encode(x, summary, args.n, i, random, codes);
-      if constexpr (C::code_bits == 24) {
-        if (codec.bits() == 24 && at + TILE <= args.n) {
-          store_threes(wire + 3 * at, codes.code);
-          continue;
-        }
-      }
-      codec.store(wire, args.n, i, codes);
-    }
+  // Tiles of fp32 are loaded no earlier in encode_tiles, so encode_blocks serves them, too.
+  if constexpr (!C::scaled) {
+    encode_tiles<C, E, false>(codec, args);
+  } else if constexpr (!E::pairs) {
+    encode_blocks<C, E>(codec, args);
+  } else if constexpr (C::adds_rows) {
+    if (codec.template takes_pairs<E>()) return encode_tiles<C, E, true>(codec, args);
+    CINCH_ASSUME(!codec.template takes_pairs<E>());
+    encode_blocks<C, E>(codec, args);
+  } else {
+    if (codec.block() <= TILE) return encode_tiles<C, E, false>(codec, args);
+    CINCH_ASSUME(codec.block() > TILE);
+    encode_blocks<C, E>(codec, args);
   }
+}
+
+// Returns how many blocks of an encode kernel a multiprocessor has registers for. Kernels that load ahead and sums of rows
+// take more registers; without loads ahead, more blocks keep more loads in flight.
+template <class C, class E>
+constexpr int resident_blocks() {
+  return E::pairs || C::adds_rows ? 4 : 5;
 }
 
 template <class C, class E>
@@ -85,7 +186,8 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
 }  // namespace cinch
 
 #define CINCH_CODEC_KERNELS(codec, Codec, type, Type)                                \
-  extern "C" __global__ void __launch_bounds__(256)                                  \
+  extern "C" __global__ void                                                         \
+      __launch_bounds__(256, (cinch::resident_blocks<cinch::Codec, cinch::Type>()))    \
       cinch_encode_##codec##_##type(const __grid_constant__ cinch_codec_args args) { \
     cinch::encode_chunk<cinch::Codec, cinch::Type>(args);                            \
   }                                                                                  \
