@@ -1,6 +1,7 @@
 // Codecs without communication: encode or decode one chunk of any size.
 //
-// The kernels are cinch_encode_CODEC_TYPE and cinch_decode_CODEC_TYPE; TYPE is f32, f16 or bf16.
+// The kernels are cinch_encode_CODEC_TYPE and cinch_decode_CODEC_TYPE; TYPE is f32, f16 or bf16, and CODEC one of
+// KernelInfo::array_family.
 // Launch: any grid, blocks of 256 threads. Each warp takes tiles of 512 elements, or whole scaling
 // blocks of the codec if these are larger. Arrays need the alignment of their element type; arrays
 // aligned to 16 bytes move in vectors.
@@ -199,11 +200,8 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
 #define CINCH_CODEC_TYPES(codec, Codec) CINCH_CODED_ELEMENTS(CINCH_CODEC_KERNELS, codec, Codec)
 
 CINCH_CODEC_TYPES(linear8, Linear8)
-CINCH_CODEC_TYPES(dynamic8, Dynamic8)
 CINCH_CODEC_TYPES(dynamic8_tabled, Dynamic8Tabled)
-CINCH_CODEC_TYPES(static8, Static8)
 CINCH_CODEC_TYPES(static8_tabled, Static8Tabled)
-CINCH_CODEC_TYPES(mantissa8, Mantissa8)
 CINCH_CODEC_TYPES(mantissa8_tabled, Mantissa8Tabled)
 CINCH_CODEC_TYPES(cast_bf16, CastBf16)
 CINCH_CODEC_TYPES(cast16, Cast16)

@@ -22,8 +22,8 @@ struct Named {
       {"cinch_message_" #type, cinch_message_##type}, \
       {"cinch_unmessage_" #type, cinch_unmessage_##type}
 
-const Named KERNELS[] = {TYPES(linear8),   TYPES(dynamic8_tabled), TYPES(static8),
-                         TYPES(static8_tabled), TYPES(mantissa8), TYPES(mantissa8_tabled),
+const Named KERNELS[] = {TYPES(linear8),   TYPES(dynamic8_tabled),
+                         TYPES(static8_tabled), TYPES(mantissa8_tabled),
                          TYPES(cast_bf16), TYPES(cast16),
                          TYPES(minmax4),   TYPES(minmax),          TYPES(trunc),
                          TYPES(fp8_e4m3),  TYPES(fp8_e5m2),        TYPES(terngrad),
