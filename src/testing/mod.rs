@@ -9,6 +9,7 @@ mod numbers;
 mod plans;
 mod random;
 mod reference;
+mod ties;
 
 pub use crate::config::on_rdma_devices;
 pub use attack::{Attack, attack};

@@ -9,8 +9,8 @@ use cinch::arrays::{Layout, StandAlone};
 use cinch::codec::{KERNEL_CODECS, RoundingRandom, array_family, kernel_params};
 use cinch::cpu::Isa;
 use cinch::reduce::{narrow, widen};
-use cinch::testing::{gaussian, random_word};
-use cinch::types::{CodecSpec, ScaleRule};
+use cinch::testing::{Random, gaussian, random_word};
+use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -263,6 +263,50 @@ fn chunks_at_any_length_equal_the_host() {
         }
     }
     println!("{ran} chunks");
+}
+
+/// The elements of each block are near ties, so that a wrong order of the sums changes the block's numbers.
+#[test]
+fn blocks_near_ties_equal_the_host() {
+    let Some(kernels) = kernels() else { return };
+    // Kernels of this library share static memory, so tests must run them one at a time.
+    let kernels = kernels.lock().unwrap_or_else(PoisonError::into_inner);
+    let launch = *kernels;
+    let mut random = Random::new(support::seed());
+    for text in [
+        "onebit:block=32",
+        "onebit:block=64",
+        "onebit",
+        "onebit:block=512",
+        "onebit:block=4096",
+        "terngrad:block=64",
+        "terngrad",
+        "terngrad:block=1024",
+    ] {
+        let spec: CodecSpec = text.parse().unwrap();
+        let ScaleRule::Block(block) = spec.scale else {
+            unreachable!("{text} has blocks")
+        };
+        for dtype in TYPES {
+            // Sums of onebit over f16 elements, which end at 65504, are exact.
+            if spec.kind == CodecKind::OneBit && dtype == DType::F16 {
+                continue;
+            }
+            for element_at in [0, 1] {
+                let case = Case {
+                    spec,
+                    layout: Layout::Chunk,
+                    dtype,
+                    blocks: 2,
+                    wire_at: 0,
+                    element_at,
+                };
+                let values =
+                    random.near_ties(spec.kind, block as usize, (1 << 15) / block as usize + 37);
+                case.check(launch, &values);
+            }
+        }
+    }
 }
 
 #[test]

@@ -84,7 +84,8 @@ struct Named {
   }
 
 const Named STEPS[] = {CODED("linear8", Linear8Nearest), CODED("dynamic8", Dynamic8Nearest),
-                       CODED("cast_bf16", CastBf16)};
+                       CODED("cast_bf16", CastBf16),      CODED("terngrad", TernGrad),
+                       CODED("onebit", OneBit)};
 
 }  // namespace
 

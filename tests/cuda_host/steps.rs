@@ -7,9 +7,11 @@ use cinch::codec::{self, Codec, RoundingRandom, Span, kernel_params};
 use cinch::cpu::Isa;
 use cinch::reduce::{narrow, widen};
 use cinch::schedule::Op;
+use cinch::testing::Random;
+use cinch::types::CodecKind;
 use cinch::{CodecSpec, DType};
 use std::ffi::{CString, c_char, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Mirrors `Step` of `steps.cpp`.
 #[repr(C)]
@@ -205,22 +207,77 @@ impl Case {
     }
 }
 
+/// Compiles the steps to a library and returns its launch function, once for all tests. Returns `None`, with a
+/// message, if there is no g++. The steps share static memory, so tests must run them one at a time.
+fn steps() -> Option<MutexGuard<'static, Run>> {
+    static STEPS: OnceLock<Option<Mutex<Run>>> = OnceLock::new();
+    let compile = || {
+        if !starts("g++") {
+            println!("skipped: no g++ is here to compile the kernels");
+            return None;
+        }
+        let options = [
+            "-O1",
+            "-Wno-unknown-pragmas",
+            "-Wno-unused-function",
+            "-Wno-extra",
+            "-Wno-parentheses",
+        ];
+        let library = Library::compile("g++", "steps", &options, &["tests/cuda_host/host"]);
+        // SAFETY: `steps.cpp` defines `test_step` with the parameters of `Run`.
+        let run = unsafe { std::mem::transmute::<*mut c_void, Run>(library.find("test_step")) };
+        Some(Mutex::new(run))
+    };
+    let steps = STEPS.get_or_init(compile).as_ref()?;
+    Some(steps.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The elements of each block are near ties, so that a wrong order of the sums changes the block's numbers.
+#[test]
+fn steps_near_ties_equal_the_scalar_codec() {
+    let Some(run) = steps() else { return };
+    let mut random = Random::new(support::seed());
+    for name in [
+        "onebit:block=32",
+        "onebit",
+        "onebit:block=4096",
+        "terngrad:block=64",
+        "terngrad",
+        "terngrad:block=1024",
+    ] {
+        let spec: CodecSpec = name.parse().unwrap();
+        let codec = codec::build(spec, Isa::Scalar).unwrap().unwrap();
+        let block = codec.granule();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            // Sums of onebit over f16 elements, which end at 65504, are exact.
+            if spec.kind == CodecKind::OneBit && dtype == DType::F16 {
+                continue;
+            }
+            for off in [0, dtype.size()] {
+                let own = random.near_ties(spec.kind, block, (1 << 15) / block + 37);
+                let case = Case {
+                    codec: codec.clone(),
+                    spec,
+                    dtype,
+                    n: own.len(),
+                    off,
+                };
+                let expected = case.encode(&own);
+                let (sent, _) = case.run(*run, Op::Send, &own, (&[], 0, 0), (1, false));
+                assert!(sent[0] == expected, "{}: contribution", case.what());
+                // The sum with zeros has the elements of the contribution.
+                let zeros = [case.raw(&vec![0.0; own.len()])];
+                let op = Op::RecvReduceSend;
+                let (sent, _) = case.run(*run, op, &own, (&zeros, 1, 1), (1, false));
+                assert!(sent[0] == expected, "{}: sum", case.what());
+            }
+        }
+    }
+}
+
 #[test]
 fn steps_with_raw_messages_inside_groups_equal_the_scalar_codec() {
-    if !starts("g++") {
-        println!("skipped: no g++ is here to compile the kernels");
-        return;
-    }
-    let options = [
-        "-O1",
-        "-Wno-unknown-pragmas",
-        "-Wno-unused-function",
-        "-Wno-extra",
-        "-Wno-parentheses",
-    ];
-    let library = Library::compile("g++", "steps", &options, &["tests/cuda_host/host"]);
-    // SAFETY: `steps.cpp` defines `test_step` with the parameters of `Run`.
-    let run = unsafe { std::mem::transmute::<*mut c_void, Run>(library.find("test_step")) };
+    let Some(run) = steps() else { return };
     let mut rng = Rng(support::seed());
     for name in ["linear8", "linear8:block=1024", "dynamic8", "cast_bf16"] {
         let spec: CodecSpec = name.parse().unwrap();
@@ -235,7 +292,7 @@ fn steps_with_raw_messages_inside_groups_equal_the_scalar_codec() {
                         n,
                         off,
                     }
-                    .check(run, &mut rng);
+                    .check(*run, &mut rng);
                 }
             }
         }

@@ -13,6 +13,7 @@ use cinch::arrays::{Layout, StandAlone};
 use cinch::cpu::Isa;
 use cinch::gpu::{CaptureMode, DeviceMemory, Graph, Stream};
 use cinch::reduce::{narrow, widen};
+use cinch::testing::Random;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, ErrorKind, Result};
 use std::sync::Arc;
@@ -40,6 +41,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
     let limit = options.either(60, 240);
     vec![
         Check::new("arrays/chunks", 1, chunks).within(limit),
+        Check::new("arrays/near-ties", 1, near_ties),
         Check::new("arrays/published", 1, published).within(limit),
         Check::new("arrays/corrupt-headers", 1, corrupt_headers),
         Check::new("arrays/refusals", 1, refusals),
@@ -180,6 +182,38 @@ fn chunks(setup: &Setup) -> Verdict {
             for dtype in TYPES {
                 for element_at in [0, 1] {
                     let values = mixture(&mut rng, n);
+                    bench.check(spec, Layout::Chunk, dtype, &values, (0, element_at))?;
+                    ran += 1;
+                }
+            }
+        }
+    }
+    Ok(format!("{ran} arrays"))
+}
+
+/// The elements of each block are near ties, so that a wrong order of the sums changes the block's numbers.
+fn near_ties(setup: &Setup) -> Verdict {
+    let mut random = Random::new(setup.options.seed ^ 0xa5);
+    let most = 300_000;
+    let bench = Bench::new(most)?;
+    let mut ran = 0;
+    for (kind, blocks) in [
+        (CodecKind::OneBit, &[32, 64, 256, 512, 4096][..]),
+        (CodecKind::TernGrad, &[64, 256, 1024, 4096]),
+    ] {
+        for &block in blocks {
+            let scale = ScaleRule::Block(block);
+            let spec = CodecSpec {
+                scale,
+                ..CodecSpec::of(kind)
+            };
+            for dtype in TYPES {
+                // Sums of onebit over f16 elements, which end at 65504, are exact.
+                if kind == CodecKind::OneBit && dtype == DType::F16 {
+                    continue;
+                }
+                for element_at in [0, 1] {
+                    let values = random.near_ties(kind, block as usize, most / block as usize);
                     bench.check(spec, Layout::Chunk, dtype, &values, (0, element_at))?;
                     ran += 1;
                 }
