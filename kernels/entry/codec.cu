@@ -39,8 +39,8 @@ __device__ __forceinline__ void store_codes_of(const C &codec, uint8_t *to, uint
 template <class C, class E, bool PAIRS>
 __device__ __forceinline__ void encode_tiles(const C &codec, const cinch_codec_args &args) {
   // The next tile of 16-bit elements is loaded as soon as the last one is in shared memory or unpacked. Tiles of fp32
-  // are twice as long, and would take too many registers.
-  constexpr bool AHEAD = E::pairs;
+  // are twice as long, and would take too many registers. Codes as wide as the elements are stored no slower without.
+  constexpr bool AHEAD = E::pairs && C::code_bits <= 8;
   const ArrayTiles tiles(args.n);
   const bool aligned = is_aligned(args.elements);
   const uint32_t step = gridDim.x * (THREADS / 32), i = 16 * (threadIdx.x % 32);
@@ -161,11 +161,11 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   }
 }
 
-// Returns how many blocks of an encode kernel a multiprocessor has registers for. Kernels that load ahead and sums of rows
-// take more registers; without loads ahead, more blocks keep more loads in flight.
+// Returns how many blocks of an encode kernel a multiprocessor has registers for. Kernels that load ahead, look up
+// dynamic8's tables or add rows take more registers; other kernels keep more loads in flight by more blocks.
 template <class C, class E>
 constexpr int resident_blocks() {
-  return E::pairs || C::adds_rows ? 4 : 5;
+  return E::pairs || std::is_same<C, Dynamic8Tabled>::value ? 4 : C::adds_rows ? 3 : 5;
 }
 
 template <class C, class E>
