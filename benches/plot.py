@@ -19,7 +19,7 @@ BENCHES = pathlib.Path(__file__).resolve().parent
 IMAGES = BENCHES.parent / "docs/images"
 # Each series has a file, a codec, a label and a colour.
 SERIES = [
-    ("gpu-h200x2-suite.jsonl", "raw", "raw (exact)", "#1f6feb"),
+    ("gpu-h200x2-coded.jsonl", "raw", "raw (exact)", "#1f6feb"),
     ("gpu-h200x2-coded.jsonl", "linear8:block=256", "linear8, 8 bits", "#d1571c"),
 ]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 340, 60, 20, 48, 52
