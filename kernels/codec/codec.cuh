@@ -57,6 +57,7 @@
 #include "codec/threshold2.cuh"
 #include "codec/trunc.cuh"
 #include "codec/warp.cuh"
+#include "dtype/element.cuh"
 
 namespace cinch {
 
@@ -68,15 +69,17 @@ struct TakesParams<Format, std::void_t<decltype(Format::prepare(
                                std::declval<const typename Format::Params &>(), 0u))>>
     : std::true_type {};
 
-// True for formats whose Summary has sums over the rows of a block.
+// True for formats whose Summary has sums over the rows of a block. They define summarize_pairs.
+template <class Format, class = void>
+struct AddsRows : std::false_type {};
 template <class Format>
-struct AddsRows
-    : std::bool_constant<std::is_same<Format, TernGradFormat>::value ||
-                         std::is_same<Format, OneBitFormat>::value> {};
+struct AddsRows<Format, std::void_t<typename Format::AddsRows>> : std::true_type {};
 
 // True for formats whose codes are the signs of the elements.
+template <class Format, class = void>
+struct CodesAreSigns : std::false_type {};
 template <class Format>
-struct CodesAreSigns : std::is_same<Format, OneBitFormat> {};
+struct CodesAreSigns<Format, std::void_t<typename Format::CodesAreSigns>> : std::true_type {};
 
 template <class FORMAT>
 class WarpCodec {
@@ -200,13 +203,10 @@ class WarpCodec {
     }
   }
 
-  // Whether tiles of E whose blocks have the default size can be encoded by begin_pairs and encode_pairs, a faster form
-  // of summary and encode. Lanes behind the end of a chunk pass zeros.
-  template <class E>
-  static constexpr bool has_pairs = E::pairs && AddsRows<Format>::value;
-  template <class E>
+  // Whether begin_pairs and encode_pairs, a faster form of summary and encode, can encode tiles of a 16-bit type: with
+  // adds_rows, and blocks of the default size. Lanes behind the end of a chunk pass zeros.
   __device__ __forceinline__ bool takes_pairs() const {
-    return has_pairs<E> && params_.log2_block == PairRows<E>::LOG2_BLOCK;
+    return adds_rows && params_.log2_block == LOG2_PAIRS_BLOCK;
   }
 
   // The values that encode_pairs needs of this lane's vectors.
@@ -222,7 +222,7 @@ class WarpCodec {
     if constexpr (CodesAreSigns<Format>::value) {
       tile.below = E::below(vectors);
     } else {
-      unpack<E>(vectors, tile.x);
+      unpack_elements<E>(vectors, tile.x);
     }
   }
   // Encodes 16 elements from index i of a tile of which `there` elements exist. All lanes of the warp call this.
@@ -364,17 +364,6 @@ class WarpCodec {
   }
 
  private:
-  template <class E>
-  static CINCH_HD void unpack(const uint4 (&vectors)[2], float (&x)[16]) {
-    CINCH_UNROLL
-    for (int v = 0; v < 2; ++v) {
-      float part[8];
-      E::unpack(vectors[v], part);
-      CINCH_UNROLL
-      for (int k = 0; k < 8; ++k) x[8 * v + k] = part[k];
-    }
-  }
-
   template <class Size>
   CINCH_HD const float *numbers_of(const uint8_t *wire, Size n) const {
     return reinterpret_cast<const float *>(wire + padded_code_bytes(n, bits()));

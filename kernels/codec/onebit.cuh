@@ -9,6 +9,8 @@
 namespace cinch {
 
 struct OneBitFormat : FewBits<1> {
+  using AddsRows = void;
+  using CodesAreSigns = void;
   static constexpr int numbers = 2;
   static constexpr bool draws = false;
   static constexpr bool damps = false;

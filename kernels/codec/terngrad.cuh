@@ -16,6 +16,7 @@ CINCH_HD double divide_wide(double a, double b) {
 }
 
 struct TernGradFormat : FewBits<2> {
+  using AddsRows = void;
   static constexpr int numbers = 1;
   static constexpr bool draws = true;
   static constexpr bool damps = true;

@@ -149,16 +149,17 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
   }
 }
 
-// Half a tile, or a whole tile of pairs of 16-bit elements, in rows of 32 elements: hands the tile over from the lanes,
-// which hold 16 neighbouring elements each, to the columns. Serves blocks of 256 elements, the default size, which are
-// half a tile: lane j of a half warp gets columns 2j and 2j + 1 of a block.
+// Log2 of the elements of a block that PairRows serves: the default size.
+constexpr uint32_t LOG2_PAIRS_BLOCK = 8;
+
+// Sums over the rows of a tile of 16-bit elements, whose two blocks are rows of 32 elements. The tile is handed over in
+// shared memory from lanes that hold 16 neighbouring elements to lanes that add columns: lane j of each half of the warp
+// adds columns 2j and 2j + 1 of a block, a pair in each row.
 //
 // Compared with add_rows, shared memory takes half the accesses, and the sums a third fewer exchanges.
 template <class E>
 class PairRows {
  public:
-  static constexpr uint32_t LOG2_BLOCK = 8;
-
   // Stores this lane's elements. It waits until all lanes have finished their loads of the last tile.
   static __device__ __forceinline__ void hand_over(const uint4 (&vectors)[2]) {
     const uint32_t lane = threadIdx.x % 32, swap = lane / 4 % 2;

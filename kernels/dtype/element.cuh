@@ -109,6 +109,18 @@ struct ElementBase {
   }
 };
 
+// Unpacks 16 elements of E.
+template <class E>
+CINCH_HD void unpack_elements(const uint4 (&vectors)[16 / E::N], float (&x)[16]) {
+  CINCH_UNROLL
+  for (int v = 0; v < 16 / E::N; ++v) {
+    float part[E::N];
+    E::unpack(vectors[v], part);
+    CINCH_UNROLL
+    for (int k = 0; k < E::N; ++k) x[v * E::N + k] = part[k];
+  }
+}
+
 template <class Self, class T, class BITS>
 struct IntegerElement : ElementBase<Self, T, BITS, T> {
   static CINCH_HD T widen(BITS bits) { return (T)bits; }
@@ -214,25 +226,16 @@ struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
 
   static CINCH_HD float largest_of(const uint4 (&vectors)[2]) {
     float x[16];
-    unpack_both(vectors, x);
+    unpack_elements<Self>(vectors, x);
     return cinch::largest_of(x);
   }
 
   static CINCH_HD uint32_t below(const uint4 (&vectors)[2]) {
     float x[16];
-    unpack_both(vectors, x);
+    unpack_elements<Self>(vectors, x);
     uint32_t bits = 0;
     for (int k = 0; k < 16; ++k) bits |= (x[k] < 0 ? 1u : 0u) << k;
     return bits;
-  }
-
- private:
-  static CINCH_HD void unpack_both(const uint4 (&vectors)[2], float (&x)[16]) {
-    for (int v = 0; v < 2; ++v) {
-      float part[8];
-      Self::unpack(vectors[v], part);
-      for (int k = 0; k < 8; ++k) x[8 * v + k] = part[k];
-    }
   }
 #endif
 };

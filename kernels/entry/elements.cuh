@@ -18,18 +18,6 @@ __device__ __forceinline__ uint32_t warp_index() {
   return __shfl_sync(~0u, threadIdx.x / 32, 0);
 }
 
-// Unpacks the 16 elements of a lane.
-template <class E>
-__device__ __forceinline__ void unpack_elements(const uint4 (&vectors)[16 / E::N], float (&x)[16]) {
-  CINCH_UNROLL
-  for (int v = 0; v < 16 / E::N; ++v) {
-    float part[E::N];
-    E::unpack(vectors[v], part);
-    CINCH_UNROLL
-    for (int k = 0; k < E::N; ++k) x[v * E::N + k] = part[k];
-  }
-}
-
 // Loads elements i to i + 15 of an array of n elements, with zeros for those from n on.
 template <class E>
 __device__ __forceinline__ void load_elements(const void *elements, bool aligned, uint64_t n,

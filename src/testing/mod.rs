@@ -23,3 +23,4 @@ pub use numbers::{
 pub use plans::{gpu_limits, plan_request};
 pub use random::Random;
 pub use reference::{Expected, Inputs, Problem, Segment};
+pub use ties::has_near_ties;

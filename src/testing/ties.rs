@@ -6,11 +6,17 @@
 //! large one in fp64. A small one is lost if it is added alone, and kept if the order adds two of them first.
 
 use super::random::Random;
-use crate::types::CodecKind;
+use crate::types::{CodecKind, DType};
+
+/// Returns whether elements of a type can be near ties of `kind`. fp64 holds each sum of f16 elements exactly, so onebit's
+/// sums of them have no order.
+pub fn has_near_ties(kind: CodecKind, dtype: DType) -> bool {
+    (kind, dtype) != (CodecKind::OneBit, DType::F16)
+}
 
 impl Random {
     /// Returns `blocks` blocks of `block` elements near ties of `kind`, onebit or terngrad. They are exact in bf16;
-    /// terngrad's are exact in f16 too. fp64 holds each sum of f16 elements exactly, so onebit's have no order.
+    /// terngrad's are exact in f16 too ([`has_near_ties`]).
     ///
     /// # Panics
     /// Panics for other codecs, if `block` is no power of two from 32 up, or if it is no power of four for terngrad,
