@@ -161,6 +161,8 @@ impl HostEngine {
         header.signature[SEQUENCE_WORD] = self.next_sequence(&cached.request);
         // A first message that can be sent at once travels while the call is recorded.
         let mut record = RunRecord::default();
+        // Whether this rank has sent since it last looked for a message.
+        let mut has_sent = false;
         for cached_step in &cached.steps {
             let &CachedStep { index, path, .. } = cached_step;
             let chunk = &cached_step.chunk;
@@ -178,18 +180,21 @@ impl HostEngine {
                     for &to in step.send_to.iter() {
                         self.send(to as usize, (index, step), header, input, &mut record)?;
                     }
+                    has_sent = true;
                 }
                 StepPath::AddPair { from, to, bytes } => {
                     let reducer = &arithmetic.received;
                     record.begin(self, header);
-                    self.take_message((index, step), header, bytes, |payload| {
+                    let sent = std::mem::take(&mut has_sent);
+                    self.take_message((index, step), header, (bytes, sent), |payload| {
                         add_through_caches(buffers, (from, to), (payload, reducer));
                     })?;
                 }
                 StepPath::StoreMessage { to, bytes } => {
                     record.begin(self, header);
                     let store = |payload: &[u8]| buffers.write_output(to, payload);
-                    self.take_message((index, step), header, bytes, store)?;
+                    let sent = std::mem::take(&mut has_sent);
+                    self.take_message((index, step), header, (bytes, sent), store)?;
                 }
                 StepPath::General => {
                     record.begin(self, header);
@@ -253,18 +258,22 @@ impl HostEngine {
     }
 
     /// Waits for the step's only message, checks that it belongs to the call with this header and has `bytes`, hands its
-    /// payload to `work`, and releases it.
+    /// payload to `work`, and releases it. The first look may come later if this rank has just sent a message.
     #[inline]
     fn take_message(
         &mut self,
         (index, step): (usize, &Step),
         header: &Header,
-        bytes: usize,
+        (bytes, has_sent): (usize, bool),
         work: impl FnOnce(&[u8]),
     ) -> Result<()> {
         let from = step.recv_from[0] as usize;
         // Most messages arrive within these looks, each of which takes less time than a wait.
         let mut looks = self.links.waiter.spins();
+        let mut measured = match has_sent && looks > 0 {
+            true => self.first_looks[from].wait(),
+            false => None,
+        };
         loop {
             let Some(end) = &mut self.links.recvs[from] else {
                 return Err(Error::internal("a step receives from its own rank"));
@@ -274,12 +283,16 @@ impl HostEngine {
                     if found.signature != header.signature || found.bytes as usize != bytes {
                         return self.check_header(from, &found, &header.signature, step, bytes);
                     }
+                    if let Some(begun) = measured {
+                        self.first_looks[from].count(begun);
+                    }
                     work(payload);
                     end.release();
                     return Ok(());
                 }
                 Ok(None) if looks > 0 => {
                     looks -= 1;
+                    measured = None;
                     std::hint::spin_loop();
                 }
                 Ok(None) => self.await_step(index, step, &header.signature)?,

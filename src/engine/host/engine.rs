@@ -2,6 +2,7 @@
 
 use super::super::numbers::CallNumbers;
 use super::call_cache::CallCache;
+use super::first_look::FirstLook;
 use super::output_writes::OutputChoices;
 use super::state::{Arithmetic, ChannelRun, Scratch};
 use crate::bootstrap::OutOfBandRef;
@@ -37,6 +38,8 @@ pub struct HostEngine {
     arithmetics: VecDeque<Arc<Arithmetic>>,
     /// Calls without a codec that programs repeat.
     pub(super) cache: CallCache,
+    /// When cached calls look for messages, by rank of the sender.
+    pub(super) first_looks: Vec<FirstLook>,
     /// Channels of the last complete call, whose memory the next call reuses.
     pub(super) spare_channels: Vec<ChannelRun>,
     /// Whether any connection can send from, and receive into, the caller's memory.
@@ -90,6 +93,7 @@ impl HostEngine {
             numbers: CallNumbers::new(links.rank, links.nranks),
             arithmetics: VecDeque::new(),
             cache: CallCache::new(),
+            first_looks: FirstLook::each(links.nranks),
             spare_channels: Vec::new(),
             common_transport: common_transport(&links.kinds),
             // Connections without slots send from the output soon after it is written.

@@ -18,6 +18,7 @@ mod batch;
 mod cached_run;
 mod call_cache;
 mod engine;
+mod first_look;
 mod messages;
 mod output_writes;
 mod run;
