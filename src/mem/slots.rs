@@ -68,6 +68,10 @@ const FILL_AT: usize = NUMBER_AT + size_of::<u64>();
 
 const _: () = assert!(FILL_AT + size_of::<Fill>() <= LINE_BYTES);
 
+/// Most bytes of a message whose lines the sender's core owns before it writes. Larger messages may be stored past the
+/// caches, and their lines would displace others.
+const OWNED_BYTES: u32 = 1024;
+
 /// Number and size of the slots of a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FifoShape {
@@ -183,12 +187,17 @@ impl FifoMemory {
         unsafe { self.line(number).add(FILL_AT).cast() }
     }
 
-    /// Asks for the lines of message `number` that every message writes, so that this core owns both when it writes. If it
-    /// owned one of them, the receiver, which polls it, would take it back while this core waits for the other.
+    /// Asks for the lines that message `number` writes if it has `bytes`, so that this core owns all of them when it writes.
+    /// If it owned only some, the receiver, which polls the header's line, would take that back while this core waits for
+    /// the others. Every message gets the first line of its payload.
     #[inline]
-    fn own_soon(&self, number: u64) {
+    fn own_soon(&self, number: u64, bytes: usize) {
+        let bytes = bytes.clamp(1, self.shape.slot_bytes);
         prefetch_to_write(self.line(number));
-        prefetch_to_write(self.payload(number));
+        let payload = self.payload(number);
+        for at in (0..bytes).step_by(LINE_BYTES) {
+            prefetch_to_write(payload.wrapping_add(at));
+        }
     }
 
     #[inline]
@@ -286,6 +295,8 @@ fn impossible(verb: &str, seen: u64, low: u64, high: u64) -> Error {
 pub struct Producer {
     memory: FifoMemory,
     cursor: SendCursor,
+    /// Bytes of the last message if its lines were worth owning, else 0.
+    last_bytes: u32,
 }
 
 impl Producer {
@@ -300,6 +311,7 @@ impl Producer {
         Producer {
             memory: FifoMemory::new(shape, places),
             cursor: SendCursor::default(),
+            last_bytes: 0,
         }
     }
 
@@ -375,7 +387,14 @@ impl Producer {
         // SAFETY: `check` proves that the slot belongs to this end; `FifoMemory::new` aligned its line to 64 bytes.
         unsafe { self.memory.line(number).cast::<SlotLine>().write(line) };
         self.cursor.publish(self.memory.number(number));
-        self.memory.own_soon(number + 1);
+        // Calls of two sizes in turns, such as a collective and a barrier, have the next message's size in the last two.
+        let bytes = if header.bytes <= OWNED_BYTES {
+            header.bytes
+        } else {
+            0
+        };
+        let before = std::mem::replace(&mut self.last_bytes, bytes);
+        self.memory.own_soon(number + 1, bytes.max(before) as usize);
     }
 
     /// Notes how the next slot was filled, before it is published. Without this the slot keeps the note of an earlier
