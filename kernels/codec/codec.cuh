@@ -203,13 +203,12 @@ class WarpCodec {
     }
   }
 
-  // Whether begin_pairs and encode_pairs, a faster form of summary and encode, can encode tiles of a 16-bit type: with
-  // adds_rows, and blocks of the default size. Lanes behind the end of a chunk pass zeros.
-  __device__ __forceinline__ bool takes_pairs() const {
-    return adds_rows && params_.log2_block == LOG2_PAIRS_BLOCK;
-  }
+  CINCH_HD bool has_default_blocks() const { return params_.log2_block == LOG2_DEFAULT_BLOCK; }
 
-  // The values that encode_pairs needs of this lane's vectors.
+  // With adds_rows and blocks of the default size, begin_pairs and encode_pairs are a faster form of summary and encode
+  // for tiles of a 16-bit type. Lanes behind the end of a chunk pass zeros.
+  //
+  // PairTile has the values that encode_pairs needs of this lane's vectors.
   struct PairTile {
     float x[CodesAreSigns<Format>::value ? 1 : 16];
     uint32_t below;

@@ -149,8 +149,8 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
   }
 }
 
-// Log2 of the elements of a block that PairRows serves: the default size.
-constexpr uint32_t LOG2_PAIRS_BLOCK = 8;
+// Log2 of the elements of a block of the default size.
+constexpr uint32_t LOG2_DEFAULT_BLOCK = 8;
 
 // Sums over the rows of a tile of 16-bit elements, whose two blocks are rows of 32 elements. The tile is handed over in
 // shared memory from lanes that hold 16 neighbouring elements to lanes that add columns: lane j of each half of the warp

@@ -44,7 +44,7 @@ __device__ __forceinline__ void encode_tiles(const C &codec, const cinch_codec_a
   const ArrayTiles tiles(args.n);
   const bool aligned = is_aligned(args.elements);
   const uint32_t step = gridDim.x * (THREADS / 32), i = 16 * (threadIdx.x % 32);
-  const uint32_t log2_block = PAIRS ? LOG2_PAIRS_BLOCK : codec.log2_block();
+  const uint32_t log2_block = PAIRS ? LOG2_DEFAULT_BLOCK : codec.log2_block();
   const uint32_t tile_bytes = TILE / 8 * codec.bits();
   uint8_t *const wire = static_cast<uint8_t *>(args.wire);
   // Under a tensor scale all tiles share the number.
@@ -145,14 +145,15 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   const C codec(args.params);
   codec.prepare_own(blockDim.x);
   __syncthreads();
-  // Tiles of fp32 are loaded no earlier in encode_tiles, so encode_blocks serves them, too.
   if constexpr (!C::scaled) {
     encode_tiles<C, E, false>(codec, args);
-  } else if constexpr (!E::pairs) {
-    encode_blocks<C, E>(codec, args);
   } else if constexpr (C::adds_rows) {
-    if (codec.takes_pairs()) return encode_tiles<C, E, true>(codec, args);
-    CINCH_ASSUME(!codec.takes_pairs());
+    // Sums over rows take fewest instructions in blocks whose size is known.
+    if (codec.has_default_blocks()) return encode_tiles<C, E, E::pairs>(codec, args);
+    CINCH_ASSUME(!codec.has_default_blocks());
+    encode_blocks<C, E>(codec, args);
+  } else if constexpr (!E::pairs) {
+    // Tiles of fp32 are loaded no earlier in encode_tiles, so encode_blocks serves them, too.
     encode_blocks<C, E>(codec, args);
   } else {
     if (codec.block() <= TILE) return encode_tiles<C, E, false>(codec, args);
