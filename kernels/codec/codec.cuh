@@ -143,6 +143,12 @@ class WarpCodec {
   // Returns whether a chunk has one scale.
   CINCH_HD bool has_chunk_scale() const { return keeps_scales && params_.log2_block == 0; }
 
+  // Returns whether each block has a scale, and encoding rounds to the nearest code. Only for codecs that may keep scales.
+  CINCH_HD bool is_plain() const {
+    static_assert(keeps_scales, "these codecs have a choice");
+    return params_.log2_block != 0 && params_.draws == 0;
+  }
+
   // Returns the random numbers for encoding a chunk of contributions (`which` 0) or of sums
   // (`which` 1). `first` is the index in the message of the chunk's first element.
   CINCH_HD Random random(uint32_t which, uint32_t first) const {

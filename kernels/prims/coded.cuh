@@ -67,7 +67,7 @@ class CodedSimple {
     const uint32_t whole = job.fast_path ? max(first, min(last, job.elements / WARP_TILE)) : first;
     if (first < whole) {
       if constexpr (keeps_scales) {
-        if (has_chunk_scale()) {
+        if (codec_.is_plain()) {
           whole_tiles<WholeTiles<E, C, true>>(job, first, whole);
         } else {
           whole_tiles<Whole>(job, first, whole);

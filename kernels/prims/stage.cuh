@@ -152,9 +152,7 @@ class PeerSlots {
 // Gathers the fp32 numbers of consecutive encoded tiles in the stage, until they fill a line, which
 // one store sends. A small store for each tile would lower the rate into a peer's memory
 // (benches/FIGURES.md, "Choices in the kernels").
-//
-// With KEPT, a chunk has one number, which is not stored here.
-template <class C, bool KEPT = false>
+template <class C>
 class NumberLine {
  public:
   // The fp32 numbers that a codec stores for one block.
@@ -163,11 +161,11 @@ class NumberLine {
   };
 
   // Gathers the numbers of whole tiles `first` to `last` - 1 of a chunk of n elements. Each block
-  // must lie within a tile.
+  // must lie within a tile. A chunk with one scale has no numbers to take.
   __device__ __forceinline__ NumberLine(const C &codec, uint32_t n, uint32_t first, uint32_t last)
       : line_((Numbers *)(this_stage() + NUMBERS_AT)),
         begin_(padded_code_bytes(n, codec.bits())),
-        log2_(C::scaled && !KEPT ? LOG2_TILE - codec.log2_block() : 0),
+        log2_(C::scaled && codec.log2_block() != 0 ? LOG2_TILE - codec.log2_block() : 0),
         first_(first),
         last_(last) {
     static_assert(sizeof(Numbers) <= 8, "a line is a block for each lane");
@@ -184,7 +182,7 @@ class NumberLine {
   // numbers to store.
   __device__ __forceinline__ Share take(uint32_t t, const typename C::Codes &codes) const {
     Share share = {};
-    if constexpr (C::scaled && !KEPT) {
+    if constexpr (C::scaled) {
       const uint32_t tiles = WARP >> log2_;  // tiles of a line
       // The first lane of each block writes its numbers.
       if ((lane_id() & (tiles - 1)) == 0) {

@@ -1,5 +1,8 @@
 // The fast path of prims/coded.cuh: loops over whole encoded tiles. A warp fetches tiles ahead into
-// its stage and works on 16 elements a lane. With KEPT, each chunk has one scale (channel/scales.cuh).
+// its stage and works on 16 elements a lane.
+//
+// With PLAIN, the codec is_plain(). Loops that also serve scales of chunks (channel/scales.cuh) and stochastic rounding
+// spill registers, and calls on two H200 then take 7 to 11 % longer.
 #pragma once
 
 #include "abi.h"
@@ -31,7 +34,7 @@ __device__ __noinline__ void forward_tile(const cinch_work &work, const Job &job
   }
 }
 
-template <class E, class C, bool KEPT = false>
+template <class E, class C, bool PLAIN = false>
 class WholeTiles : Held<E> {
   using Held<E>::mine;
   using Held<E>::pack;
@@ -298,13 +301,18 @@ class WholeTiles : Held<E> {
   }
 
  private:
-  using Line = NumberLine<C, KEPT>;
+  using Line = NumberLine<C>;
 
   // Returns the codec for a loop over whole tiles of a job.
   static __device__ __forceinline__ C codec_of(const cinch_work &work, const Job &job) {
     C codec(work.codec);
-    CINCH_ASSUME(!C::scaled || (codec.log2_block() == 0) == KEPT);
-    if constexpr (KEPT) codec.set_scale(job.scale().of_chunk());
+    if constexpr (PLAIN) {
+      CINCH_ASSUME(codec.is_plain());
+    } else if (codec.has_chunk_scale()) {
+      codec.set_scale(job.scale().of_chunk());
+    } else {
+      CINCH_ASSUME(!C::scaled || codec.log2_block() != 0);
+    }
     return codec;
   }
 
@@ -326,10 +334,12 @@ class WholeTiles : Held<E> {
     const uint32_t i = mine(t * WARP_TILE);
     CINCH_ASSUME(i < n && i + HELD <= n);
     codec.encode(x, summary, n, i, random, codes);
-    if constexpr (KEPT) {
+    typename Line::Share share = {};
+    if (codec.has_chunk_scale()) {
       if (!is_finite(codes.number[0])) job.scale().poison();
+    } else {
+      share = line.take(t, codes);
     }
-    const typename Line::Share share = line.take(t, codes);
 #pragma unroll 4
     for (uint32_t peer = 0; peer < nsend; ++peer) {
       uint8_t *const target = targets.at(peer);
