@@ -86,7 +86,15 @@ enum {
                             keys, so that each replay draws other numbers */
   CINCH_LAUNCH_DEPENDENTS = 32, /* the next kernel of the stream may launch once no thread waits for
                                    another rank any more */
-  CINCH_RAW_INTRA = 64 /* messages for the level inside groups are raw, all others encoded */
+  CINCH_INTRA = 192 /* bits with a value of cinch_intra */
+};
+
+/* How messages for the level inside groups are encoded, where all others have the call's codec. */
+enum cinch_intra {
+  CINCH_INTRA_CODED = 0, /* by the call's codec */
+  CINCH_INTRA_RAW = 64,
+  CINCH_INTRA_CAST16 = 128,
+  CINCH_INTRA_CAST_BF16 = 192
 };
 
 /* Counters of one channel of one protocol in a peer buffer, at channel * CINCH_LINE_BYTES. */

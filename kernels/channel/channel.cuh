@@ -31,11 +31,12 @@ struct Job {
   uint8_t own_after;
   uint8_t nrecv;
   uint8_t nsend;
-  uint8_t half;      // half of the shared state
-  bool aligned;      // input and output are aligned to 16 bytes, as far as the step uses them
-  bool fast_path;    // Mover::has_fast_path of the job
-  uint8_t raw_recv;  // with a codec: leading receives that are not encoded
-  bool raw_send;     // with a codec: the sends are not encoded
+  uint8_t half;        // half of the shared state
+  bool aligned;        // input and output are aligned to 16 bytes, as far as the step uses them
+  bool fast_path;      // Mover::has_fast_path of the job
+  uint8_t intra;       // how messages inside groups are encoded: cinch_intra
+  uint8_t intra_recv;  // leading receives that are so encoded; 0 if all messages have the codec
+  bool intra_send;     // whether the sends are so encoded; false if all messages have the codec
 
   __device__ __forceinline__ uint8_t sender(uint32_t r) const;
   __device__ __forceinline__ const uint8_t *source(uint32_t r) const;
@@ -57,8 +58,8 @@ struct Job {
     return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_COPY_SEND ||
            op == CINCH_RECV_REDUCE_FINISH_SEND;
   }
-  // Returns whether the step encodes or forwards messages, with a codec.
-  __device__ __forceinline__ bool sends_codes() const { return nsend > 0 && !raw_send; }
+  // Returns whether the step encodes or forwards messages by the call's codec.
+  __device__ __forceinline__ bool sends_codes() const { return nsend > 0 && !intra_send; }
   // Returns whether it sends the codes that it receives.
   __device__ __forceinline__ bool forwards() const { return op == CINCH_RECV_COPY_SEND; }
   // Returns whether the step reads the rank's own contribution.

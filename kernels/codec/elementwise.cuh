@@ -34,16 +34,18 @@ CINCH_HD void narrow_pairs(const float (&x)[16], CodeVectors<2> &codes, Narrow &
   }
 }
 
-// Sets y to x with magnitudes above the limit of params but below 65,520 limited: they would become
-// infinite as elements of f16.
+// Returns x with a magnitude above `limit` but below 65,520 limited: it would become infinite as an element of f16.
+CINCH_HD float limited_f16(float x, float limit) {
+  const float m = magnitude_of(x);
+  const bool beyond = m > limit && m < 65520.0f;
+  return beyond ? float_of(bits_of(limit) | (bits_of(x) & 0x80000000u)) : x;
+}
+
+// Sets y to x, limited if params have a limit.
 CINCH_HD void limit_f16(const cinch_codec_params &params, const float (&x)[16], float (&y)[16]) {
   const float limit = params.scale;
   CINCH_UNROLL
-  for (int k = 0; k < 16; ++k) {
-    const float m = magnitude_of(x[k]);
-    const bool beyond = limit != 0.0f && m > limit && m < 65520.0f;
-    y[k] = beyond ? float_of(bits_of(limit) | (bits_of(x[k]) & 0x80000000u)) : x[k];
-  }
+  for (int k = 0; k < 16; ++k) y[k] = limit != 0.0f ? limited_f16(x[k], limit) : x[k];
 }
 
 // The Summary of formats that store no numbers for a block; it holds nothing.

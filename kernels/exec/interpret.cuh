@@ -160,9 +160,9 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.nsend = step.nsend;
   job.peers = (uint16_t)peers;
   job.half = (uint8_t)half;
-  const bool raw_intra = (own.work.flags & CINCH_RAW_INTRA) != 0;
-  job.raw_recv = raw_intra ? step.intra_recv : 0;
-  job.raw_send = raw_intra && step.intra_send != 0;
+  job.intra = own.work.flags & CINCH_INTRA;
+  job.intra_recv = job.intra != CINCH_INTRA_CODED ? step.intra_recv : 0;
+  job.intra_send = job.intra != CINCH_INTRA_CODED && step.intra_send != 0;
   // A rank's part of a buffer may have any number of elements, so alignment differs from chunk to
   // chunk.
   const bool reads = job.reads() || job.nrecv == 0, writes = job.writes();

@@ -55,7 +55,7 @@ class CodedSimple {
     const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||
                        job.op == CINCH_RECV_COPY_SEND ||
                        (job.sums() && job.own != CINCH_OWN_CODED);
-    return known && job.raw_recv == 0 && !job.raw_send &&
+    return known && job.intra_recv == 0 && !job.intra_send &&
            (job.nrecv == 0 || Whole::HAS_ROOM) && job.aligned &&
            tile_elements() == WARP_TILE && (!C::scaled || keeps_scales || codec_.block() != 0) &&
            (!(work_.flags & CINCH_PREMULTIPLY) || (Whole::SCALES && work_.flags & CINCH_AVERAGE)) &&
@@ -188,7 +188,8 @@ class CodedSimple {
     const bool forwards = job.forwards();
     if (forwards) forward(job, begin, end);
     const bool sends = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
-    const bool encodes = sends && !job.raw_send;
+    const bool encodes = sends && !job.intra_send;
+    const bool rounds = encodes || (sends && job.intra != CINCH_INTRA_RAW);
     const bool twice = C::scaled && encodes && (scans || tile_elements() > WARP_TILE);
     Summary summary = C::empty_summary();
     // Summarizes this rank's contribution before an in-place step overwrites any element of the
@@ -211,7 +212,7 @@ class CodedSimple {
           codec_.decode(codes, x);
         } else {
           total(job, at, own_summary, x);
-          if (encodes && work_.residuals != nullptr) add_residuals(job, at, x);
+          if (rounds && work_.residuals != nullptr) add_residuals(job, at, x);
         }
         if (C::scaled && encodes && (round == 0 || !twice)) {
           codec_.summarize(x, valid(job, at), summary);
@@ -224,7 +225,11 @@ class CodedSimple {
 #pragma unroll
           for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
         }
-        if (sends && !encodes) send_raw(job, at, x);
+        if (rounds && !encodes) {
+          send_cast(job, at, x);
+        } else if (sends && !encodes) {
+          send_raw(job, at, x);
+        }
         if (job.writes()) store_user(job, at, x);
       }
       if (round == 0) codec_.combine_lanes(summary);
@@ -315,9 +320,13 @@ class CodedSimple {
   __device__ __forceinline__ void add_sources(const Job &job, uint32_t at, uint32_t begin,
                                               uint32_t end, float (&x)[HELD]) const {
 #pragma unroll 1
-    for (; begin < min(end, (uint32_t)job.raw_recv); ++begin) {
+    for (; begin < min(end, (uint32_t)job.intra_recv); ++begin) {
       float term[HELD];
-      load_raw(job.source(begin), job.elements, Lane::mine(at), term);
+      if (job.intra == CINCH_INTRA_RAW) {
+        load_raw(job.source(begin), job.elements, Lane::mine(at), term);
+      } else {
+        load_cast(job, begin, at, term);
+      }
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = E::combine(x[k], term[k], Combine::sum);
     }
@@ -359,6 +368,40 @@ class CodedSimple {
         Lane::store_some(slot, job.elements, i, x);
       }
     }
+  }
+
+  // Loads this lane's elements of source r, which are cast to 16 bits, with zeros beyond the end of the chunk. Casts take
+  // one element at a time, because every kernel with a codec has this code.
+  static __device__ __noinline__ void load_cast(const Job &job, uint32_t r, uint32_t at, float (&x)[HELD]) {
+    const uint16_t *codes = reinterpret_cast<const uint16_t *>(job.source(r)) + Lane::mine(at);
+    const uint32_t there = valid(job, at);
+#pragma unroll 1
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = k < there ? from_cast(job, codes[k]) : 0.0f;
+  }
+
+  // Sends x, a contribution, to all targets, cast to 16 bits.
+  __device__ __noinline__ void send_cast(const Job &job, uint32_t at, const float (&x)[HELD]) const {
+    const uint32_t there = valid(job, at);
+    float seen[HELD];
+#pragma unroll 1
+    for (uint32_t k = 0; k < HELD; ++k) {
+      const uint32_t code = job.intra == CINCH_INTRA_CAST16 ? F16Meaning::encode(x[k]) : bf16_code(x[k]);
+      seen[k] = from_cast(job, code);
+      for (uint32_t t = 0; k < there && t < job.nsend; ++t) {
+        reinterpret_cast<uint16_t *>(job.target(t))[Lane::mine(at) + k] = (uint16_t)code;
+      }
+    }
+    if (work_.residuals != nullptr) residuals(job, at).keep(x, seen, there);
+  }
+
+  static __device__ __forceinline__ uint32_t bf16_code(float x) {
+    // The largest bfloat16 that is a finite f16.
+    constexpr float LARGEST = 65280.0f;
+    return Bf16Meaning::encode(std::is_same<E, F16>::value ? limited_f16(x, LARGEST) : x);
+  }
+
+  static __device__ __forceinline__ float from_cast(const Job &job, uint32_t code) {
+    return job.intra == CINCH_INTRA_CAST16 ? F16Meaning::decode(code) : Bf16Meaning::decode(code);
   }
 
   // Encodes this rank's contribution as the peers receive it. Only one-shot schedules need it, so

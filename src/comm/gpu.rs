@@ -6,6 +6,7 @@ use super::sample::Admission;
 use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
 use super::{costs, stats, topology};
 use crate::bootstrap::OutOfBandRef;
+use crate::codec::KernelIntra;
 use crate::config::{CodecPolicy, Config, FileChoice};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::gpu::kernels::{self, Kernels};
@@ -268,19 +269,20 @@ fn check_codec(policy: &CodecPolicy) -> Result<()> {
     Ok(())
 }
 
-/// Refuses different codecs inside and between groups (hosts, or groups inside a host) if there are several groups, because
-/// a kernel has one codec for the whole call. Messages inside groups may be raw.
+/// Refuses different codecs inside and between groups (hosts, or groups inside a host) if there are several groups, and no
+/// kernel has both.
 fn refuse_codec_by_level(groups: &Groups, policy: &CodecPolicy) -> Result<()> {
     let mut codecs = policy.codecs.iter().map(|one| one.codec);
-    let refused = codecs.find(|codec| codec.is_by_level() && codec.intra.is_lossy());
+    let refused = codecs.find(|&codec| KernelIntra::of(codec).is_none());
     let Some(CodecSetting { intra, inter, .. }) = refused.filter(|_| groups.count() > 1) else {
         return Ok(());
     };
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
-            "codec intra={intra},inter={inter} on {groups} with GPUs: a kernel has one codec for all \
-             of a call; set CINCH_CODEC={inter} or intra=raw,inter={inter}"
+            "codec intra={intra},inter={inter} on {groups} with GPUs: a kernel has one codec for all of a call, beside \
+             which contributions inside a group may be raw, or cast to 16 bits; set CINCH_CODEC={inter}, or intra=raw, \
+             intra=cast16 or intra=cast_bf16 with inter={inter}"
         ),
     ))
 }

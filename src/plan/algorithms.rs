@@ -3,7 +3,7 @@
 use super::Request;
 use super::candidate::ChannelRings;
 use super::limits::Limits;
-use crate::codec::{Codec, Reencode};
+use crate::codec::{Codec, KernelIntra, Reencode};
 use crate::gpu::abi::MAX_PEERS;
 use crate::schedule::{self, SchedulePattern};
 use crate::types::{Algorithm, Collective, Level, ScaleRule};
@@ -117,12 +117,10 @@ pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String>
                 limits.slots
             ));
         }
-        let codec = request.codec;
-        let two_codecs = codec.intra.is_lossy() && codec.intra != codec.inter;
-        (limits.gpu.is_some() && two_codecs).then(|| {
+        (limits.gpu.is_some() && KernelIntra::of(request.codec).is_none()).then(|| {
             format!(
                 "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
-                 one codec for all of a call, so inside groups it sends in that codec or raw",
+                 one codec for all of a call, so inside groups it sends in that codec, raw, or by cast16 or cast_bf16",
                 request.collective, request.codec.intra, request.codec.inter
             )
         })

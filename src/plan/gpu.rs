@@ -15,12 +15,12 @@ use super::limits::{GpuLimits, Limits};
 use super::link_time::LinkWork;
 use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
-use crate::codec::{Codec, FUSED_CODECS};
+use crate::codec::{Codec, FUSED_CODECS, KernelIntra};
 use crate::error::{Error, Result};
 use crate::gpu::abi::{LINE_BYTES, MAX_PEERS};
 use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{
-    Algorithm, CodecSpec, Collective, DType, Kernel, KernelProtocol, Level, Protocol, ScaleRule,
+    Algorithm, Collective, DType, Kernel, KernelProtocol, Level, Protocol, ScaleRule,
 };
 
 /// Largest number of channels of a raw (not encoded) call below [`LARGE_BYTES`]. Larger calls may
@@ -318,16 +318,27 @@ fn fits_coded(
 }
 
 /// Returns the bytes of a message of so many elements for a level. Only hierarchical schedules have messages for
-/// [`Level::Intra`], which a kernel sends with the codec of all other messages or raw.
+/// [`Level::Intra`].
 fn message_bytes(
     request: &Request,
     codec: Option<&dyn Codec>,
     level: Level,
     elements: usize,
 ) -> usize {
-    match codec.filter(|_| request.codec.at(level).is_lossy()) {
-        None => elements * request.dtype.size(),
-        Some(codec) => codec.wire_bytes(elements),
+    let intra = intra_bytes(request).filter(|_| level == Level::Intra);
+    match (intra, codec.filter(|_| request.codec.inter.is_lossy())) {
+        (Some(each), _) => elements * each,
+        (None, Some(codec)) => codec.wire_bytes(elements),
+        (None, None) => elements * request.dtype.size(),
+    }
+}
+
+/// Returns the bytes of an element of a message inside groups; `None` if such messages have the codec of all others.
+fn intra_bytes(request: &Request) -> Option<usize> {
+    match KernelIntra::of(request.codec)? {
+        KernelIntra::Coded => None,
+        KernelIntra::Raw => Some(request.dtype.size()),
+        KernelIntra::Cast16 | KernelIntra::CastBf16 => Some(2),
     }
 }
 
@@ -380,11 +391,9 @@ pub(super) fn cut(
         false => slot_bytes,
     };
     let most = chunk_max(slot, request.dtype, request.codec.inter, codec)?;
-    let is_raw_inside =
-        variant.algorithm == Algorithm::Hierarchical && !request.codec.intra.is_lossy();
-    let most = match is_raw_inside {
-        true => most.min(chunk_max(slot_bytes, request.dtype, CodecSpec::RAW, None)?),
-        false => most,
+    let most = match intra_bytes(request).filter(|_| variant.algorithm == Algorithm::Hierarchical) {
+        Some(each) => most.min(slot_bytes / each),
+        None => most,
     };
     let (granule, least, most) = match request.codec.inter.is_lossy() {
         true => (granule, granule, most / granule * granule),

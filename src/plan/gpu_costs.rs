@@ -5,7 +5,7 @@ use super::candidate::Candidate;
 use super::encoded_tiles::TILE;
 use super::fused_blocks::{FUSED_SHARE, coded_share};
 use super::limits::{GpuLimits, Limits};
-use crate::codec::info;
+use crate::codec::{KernelIntra, info};
 use crate::gpu_links::LinkClass;
 use crate::schedule::{CostCounts, Op, Schedule, StepPeers};
 use crate::types::{Algorithm, CodecKind, Kernel, Level, Protocol};
@@ -208,12 +208,12 @@ pub(super) fn seconds(
         + network
 }
 
-/// Returns the encodes and decodes of a call. Those inside groups are left out if messages are raw there; a schedule
-/// that is not hierarchical has none.
+/// Returns the encodes and decodes of a call by the kernel's codec. Those inside groups are left out if messages are raw or
+/// cast there; a schedule that is not hierarchical has none.
 fn coded_steps(request: &Request, counts: &CostCounts) -> [usize; 2] {
-    let [encodes, decodes] = match request.codec.intra.is_lossy() {
-        true => [0, 0],
-        false => counts.intra_coded,
+    let [encodes, decodes] = match KernelIntra::of(request.codec) {
+        Some(KernelIntra::Coded) => [0, 0],
+        _ => counts.intra_coded,
     };
     [
         counts.encodes.saturating_sub(encodes),

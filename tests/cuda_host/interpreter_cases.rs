@@ -101,7 +101,12 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
             }) {
                 let spec = rng.pick(&blocks);
                 let coded = work(shape, dtype, spec, KernelProtocol::SIMPLE, rng);
-                works.extend(raw_inside(&coded, spec));
+                let intra = [CodecKind::Raw, CodecKind::Cast16, CodecKind::CastBf16];
+                works.extend(
+                    intra
+                        .into_iter()
+                        .filter_map(|kind| intra_by(&coded, kind, spec)),
+                );
                 works.push(coded);
                 if !kept.is_empty() && rng.below(2) == 0 {
                     works.push(work(
@@ -135,19 +140,20 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
     works
 }
 
-/// Returns the call with raw messages inside groups, if it has groups and communicators have such a default codec for it.
-fn raw_inside(work: &Work, spec: CodecSpec) -> Option<Work> {
+/// Returns the call with another codec inside groups, if it has groups and communicators have such a default codec for it.
+fn intra_by(work: &Work, kind: CodecKind, inter: CodecSpec) -> Option<Work> {
     let is_default = matches!(
         work.call.collective,
         Collective::AllReduce | Collective::ReduceScatter
     );
-    let mut raw = work.clone();
-    raw.call.codec = Some(CodecSetting {
-        intra: CodecSpec::RAW,
-        inter: spec,
+    let mut by_level = work.clone();
+    by_level.call.codec = Some(CodecSetting {
+        intra: CodecSpec::of(kind),
+        inter,
         auto: false,
     });
-    (is_default && work.call.algorithm == Some(Algorithm::Hierarchical)).then_some(raw)
+    let is_hierarchical = work.call.algorithm == Some(Algorithm::Hierarchical);
+    (is_default && is_hierarchical && kind != inter.kind).then_some(by_level)
 }
 
 fn is_by_level(work: &Work) -> bool {

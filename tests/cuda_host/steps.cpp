@@ -21,8 +21,9 @@ struct Step {
   uint8_t own_after;
   uint8_t nrecv;
   uint8_t nsend;
-  uint8_t raw_recv;
-  uint8_t raw_send;
+  uint8_t intra;
+  uint8_t intra_recv;
+  uint8_t intra_send;
   uint8_t aligned;
 };
 
@@ -55,8 +56,9 @@ void run(const Step &step) {
   job.own_after = step.own_after;
   job.nrecv = step.nrecv;
   job.nsend = step.nsend;
-  job.raw_recv = step.raw_recv;
-  job.raw_send = step.raw_send != 0;
+  job.intra = step.intra;
+  job.intra_recv = step.intra_recv;
+  job.intra_send = step.intra_send != 0;
   job.aligned = step.aligned != 0;
   cinch_comm_view comm = {};
   comm.nranks = step.nranks;

@@ -5,9 +5,11 @@ use super::library::{Library, starts};
 use crate::support::{self, Rng};
 use cinch::codec::{self, Codec, RoundingRandom, Span, kernel_params};
 use cinch::cpu::Isa;
+use cinch::gpu::abi::{INTRA_CAST_BF16, INTRA_CAST16, INTRA_RAW};
 use cinch::reduce::{narrow, widen};
 use cinch::schedule::Op;
 use cinch::testing::{Random, has_near_ties};
+use cinch::types::CodecKind;
 use cinch::{CodecSpec, DType};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,8 +29,9 @@ struct Step {
     own_after: u8,
     nrecv: u8,
     nsend: u8,
-    raw_recv: u8,
-    raw_send: u8,
+    intra: u8,
+    intra_recv: u8,
+    intra_send: u8,
     aligned: u8,
 }
 
@@ -71,6 +74,8 @@ impl Memory {
 struct Case {
     codec: Arc<dyn Codec>,
     spec: CodecSpec,
+    /// How messages inside groups are encoded.
+    intra: u8,
     dtype: DType,
     n: usize,
     /// Bytes by which the user's buffers are off a multiple of 16.
@@ -81,12 +86,13 @@ impl Case {
     fn what(&self) -> String {
         let Case {
             spec,
+            intra,
             n,
             dtype,
             off,
             ..
         } = self;
-        format!("{spec} of {n} {dtype}, {off} bytes off")
+        format!("{spec} of {n} {dtype}, intra {intra}, {off} bytes off")
     }
 
     fn raw(&self, values: &[f32]) -> Vec<u8> {
@@ -116,20 +122,58 @@ impl Case {
         values
     }
 
-    /// Runs a step with this contribution and these messages, of which the first `raw_recv` are raw. Returns the
-    /// messages that it sends and its output.
+    /// Returns a message inside a group with these values.
+    fn intra_message(&self, values: &[f32]) -> Vec<u8> {
+        let Some(codec) = self.intra_codec() else {
+            return self.raw(values);
+        };
+        let mut wire = vec![0; codec.wire_bytes(self.n)];
+        codec.encode(Span::whole(self.n), values, None, &mut wire, None);
+        wire.truncate(2 * self.n);
+        wire
+    }
+
+    /// Adds a message inside a group to `sum`.
+    fn add_intra(&self, message: &[u8], sum: &mut [f32]) {
+        match self.intra_codec() {
+            Some(codec) => {
+                // Kernels store no padding.
+                let mut wire = message.to_vec();
+                wire.resize(codec.wire_bytes(self.n), 0);
+                codec.decode_reduce(Span::whole(self.n), &wire, sum);
+            }
+            None => {
+                let mut values = vec![0.0; self.n];
+                widen(self.dtype, Isa::Scalar, message, &mut values);
+                sum.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
+            }
+        }
+    }
+
+    fn intra_codec(&self) -> Option<Arc<dyn Codec>> {
+        let kind = match self.intra {
+            INTRA_CAST16 => CodecKind::Cast16,
+            INTRA_CAST_BF16 => CodecKind::CastBf16,
+            _ => return None,
+        };
+        codec::build_for(CodecSpec::of(kind), self.dtype, Isa::Scalar).unwrap()
+    }
+
+    /// Runs a step with this contribution and these messages, of which the first `intra_recv` are for the level inside
+    /// groups. Returns the messages that it sends and its output.
     fn run(
         &self,
         run: Run,
         op: Op,
         input: &[f32],
-        (sources, raw_recv, own_after): (&[Vec<u8>], usize, usize),
-        (sends, raw_send): (usize, bool),
+        (sources, intra_recv, own_after): (&[Vec<u8>], usize, usize),
+        (sends, intra_send): (usize, bool),
     ) -> (Vec<Vec<u8>>, Vec<u8>) {
         let (what, size) = (self.what(), self.dtype.size());
-        let message = match raw_send {
-            true => self.n * size,
-            false => self.codec.wire_bytes(self.n),
+        let message = match (intra_send, self.intra) {
+            (false, _) => self.codec.wire_bytes(self.n),
+            (true, INTRA_RAW) => self.n * size,
+            (true, _) => self.n * 2,
         };
         let padding = vec![AROUND; self.off];
         let mut input = Memory::new(
@@ -155,8 +199,9 @@ impl Case {
             own_after: own_after as u8,
             nrecv: sources.len() as u8,
             nsend: sends as u8,
-            raw_recv: raw_recv as u8,
-            raw_send: u8::from(raw_send),
+            intra: self.intra,
+            intra_recv: intra_recv as u8,
+            intra_send: u8::from(intra_send),
             aligned: u8::from(self.off == 0),
         };
         for (place, source) in step.sources.iter_mut().zip(&mut sources) {
@@ -175,14 +220,28 @@ impl Case {
     fn check(&self, run: Run, rng: &mut Rng) {
         let what = self.what();
         let own = self.values(rng);
-        // A contribution travels as it is.
-        let (sent, _) = self.run(run, Op::Send, &own, (&[], 0, 0), (2, true));
-        assert!(sent.iter().all(|sent| *sent == self.raw(&own)), "{what}");
-        // Two raw messages and an encoded message, with the own contribution between the raw ones.
+        // A contribution travels raw, or cast. Casts of the largest elements saturate.
+        let mut large = own.clone();
+        large[0] = if self.dtype == DType::F16 {
+            65504.0
+        } else {
+            -3.3e38
+        };
+        large[self.n - 1] = f32::NEG_INFINITY;
+        for own in [&own, &large] {
+            let (sent, _) = self.run(run, Op::Send, own, (&[], 0, 0), (2, true));
+            let expected = self.intra_message(own);
+            assert!(sent.iter().all(|sent| *sent == expected), "{what}");
+        }
+        // Two messages from the group and an encoded message, with the own contribution between the first ones.
         let [first, second, third] = [(); 3].map(|()| self.values(rng));
         let third = self.encode(&third);
-        let sources = [self.raw(&first), self.raw(&second), third.clone()];
-        let mut sum: Vec<f32> = (0..self.n).map(|i| first[i] + own[i] + second[i]).collect();
+        let [one, two] = [&first, &second].map(|values| self.intra_message(values));
+        let mut sum = vec![-0.0; self.n];
+        self.add_intra(&one, &mut sum);
+        sum.iter_mut().zip(&own).for_each(|(sum, x)| *sum += x);
+        self.add_intra(&two, &mut sum);
+        let sources = [one, two, third.clone()];
         self.codec
             .decode_reduce(Span::whole(self.n), &third, &mut sum);
         let encoded = self.encode(&sum);
@@ -198,11 +257,13 @@ impl Case {
         );
         let (_, output) = self.run(run, Op::RecvReduceCopy, &own, (&sources, 2, 1), (0, false));
         assert!(output == self.raw(&sum), "{what}: sum");
-        // Encoded messages in place of raw ones give another sum, unless the codec loses nothing of this type.
+        // Encoded messages in their place give another sum, unless they have the same values.
+        let mut alone = vec![-0.0; self.n];
+        self.add_intra(&sources[0], &mut alone);
         let sources = [self.encode(&first), self.encode(&second), third];
         let (other, _) = self.run(run, Op::RecvReduceSend, &own, (&sources, 0, 1), (1, false));
-        let loses = self.decode(&self.encode(&first)) != first;
-        assert!(self.n < 64 || !loses || other[0] != encoded, "{what}");
+        let differs = self.decode(&self.encode(&first)) != alone;
+        assert!(self.n < 64 || !differs || other[0] != encoded, "{what}");
     }
 }
 
@@ -256,6 +317,7 @@ fn steps_near_ties_equal_the_scalar_codec() {
                 let case = Case {
                     codec: codec.clone(),
                     spec,
+                    intra: INTRA_RAW,
                     dtype,
                     n: own.len(),
                     off,
@@ -274,18 +336,24 @@ fn steps_near_ties_equal_the_scalar_codec() {
 }
 
 #[test]
-fn steps_with_raw_messages_inside_groups_equal_the_scalar_codec() {
+fn steps_with_raw_or_cast_messages_inside_groups_equal_the_scalar_codec() {
     let Some(run) = steps() else { return };
     let mut rng = Rng(support::seed());
     for name in ["linear8", "linear8:block=1024", "dynamic8", "cast_bf16"] {
         let spec: CodecSpec = name.parse().unwrap();
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for n in [1, 15, 16, 500, 512, 1024, 1543] {
-                for off in [0, dtype.size()] {
+                for (off, intra) in [
+                    (0, INTRA_RAW),
+                    (dtype.size(), INTRA_RAW),
+                    (0, INTRA_CAST16),
+                    (dtype.size(), INTRA_CAST_BF16),
+                ] {
                     let codec = codec::build(spec, Isa::Scalar).unwrap().unwrap();
                     Case {
                         codec,
                         spec,
+                        intra,
                         dtype,
                         n,
                         off,

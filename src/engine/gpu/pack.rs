@@ -13,6 +13,7 @@
 //! enough of them, as a ring does, or its messages are independent of each other, as those of an all_to_all, and
 //! take several launches. A message is in the same launch at both ends, so no launch waits for a later one.
 
+use crate::codec::KernelIntra;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{self, Combine, KernelWork};
 use crate::gpu::abi::{MAX_PEERS, MAX_RANKS};
@@ -493,9 +494,7 @@ pub struct Addresses {
 /// See [`arithmetic`]; unsupported if a kernel cannot number the passes.
 pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
     let (combine, factor, flags) = arithmetic(plan, op)?;
-    let is_raw_inside = plan.codec.is_some() && plan.intra.is_none();
-    let raw_intra = if is_raw_inside { abi::RAW_INTRA } else { 0 };
-    let flags = flags | aligned(at) | raw_intra;
+    let flags = flags | aligned(at) | intra(plan)?;
     Ok(KernelWork {
         input: at.input,
         output: at.output,
@@ -521,6 +520,19 @@ pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
         flags,
         ..KernelWork::default()
     })
+}
+
+/// Returns the flags that tell how messages inside groups are encoded.
+fn intra(plan: &Plan) -> Result<u8> {
+    match KernelIntra::of(plan.specs) {
+        Some(KernelIntra::Coded) => Ok(0),
+        Some(KernelIntra::Raw) => Ok(abi::INTRA_RAW),
+        Some(KernelIntra::Cast16) => Ok(abi::INTRA_CAST16),
+        Some(KernelIntra::CastBf16) => Ok(abi::INTRA_CAST_BF16),
+        None => Err(Error::internal(
+            "a plan for a GPU has a codec inside groups that kernels lack",
+        )),
+    }
 }
 
 /// Returns the flag [`abi::ALIGNED`] if both addresses allow vector access of 16 bytes, and 0

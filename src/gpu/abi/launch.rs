@@ -63,8 +63,15 @@ pub const FACTOR_AT: u8 = 8;
 pub const REDRAW: u8 = 16;
 /// Bit of [`KernelWork::flags`]: the stream's next kernel may launch once no thread waits for another rank.
 pub const LAUNCH_DEPENDENTS: u8 = 32;
-/// Bit of [`KernelWork::flags`]: messages for [`Level::Intra`](crate::types::Level::Intra) are raw, all others encoded.
-pub const RAW_INTRA: u8 = 64;
+/// Bits of [`KernelWork::flags`] that tell how messages for [`Level::Intra`](crate::types::Level::Intra) are encoded: as
+/// all others if they are 0.
+pub const INTRA: u8 = 192;
+/// Value of [`INTRA`]: the messages are raw.
+pub const INTRA_RAW: u8 = 64;
+/// Value of [`INTRA`]: the messages are encoded by cast16.
+pub const INTRA_CAST16: u8 = 128;
+/// Value of [`INTRA`]: the messages are encoded by cast_bf16.
+pub const INTRA_CAST_BF16: u8 = 192;
 
 /// Bit of [`OneshotArgs::phases`]: every rank sends each other rank one part or block. Without this bit,
 /// every rank sends its whole input.
@@ -191,7 +198,7 @@ pub struct KernelWork {
     pub nsteps: u16,
     /// Reduction of two contributions, a [`Combine`].
     pub combine: u8,
-    /// Bits [`PREMULTIPLY`] to [`RAW_INTRA`].
+    /// Bits [`PREMULTIPLY`] to [`INTRA`].
     pub flags: u8,
     /// 1 for the last launch of its call, after which kept scales are a call older.
     pub ends: u8,

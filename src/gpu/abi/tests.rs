@@ -83,7 +83,10 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_FACTOR_AT", FACTOR_AT as usize),
     ("CINCH_REDRAW", REDRAW as usize),
     ("CINCH_LAUNCH_DEPENDENTS", LAUNCH_DEPENDENTS as usize),
-    ("CINCH_RAW_INTRA", RAW_INTRA as usize),
+    ("CINCH_INTRA", INTRA as usize),
+    ("CINCH_INTRA_RAW", INTRA_RAW as usize),
+    ("CINCH_INTRA_CAST16", INTRA_CAST16 as usize),
+    ("CINCH_INTRA_CAST_BF16", INTRA_CAST_BF16 as usize),
     (
         "CINCH_VERDICT_NON_FINITE",
         CallStatistics::NON_FINITE as usize,

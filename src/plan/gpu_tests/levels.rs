@@ -43,7 +43,7 @@ fn between_hosts_there_are_slots_with_counters_only() {
 }
 
 #[test]
-fn a_kernel_has_one_codec_for_both_levels() {
+fn a_kernel_has_one_codec_beside_casts_inside_groups() {
     let mut limits = limits(4, 64);
     limits.hosts = Groups::even_hosts(2, 2);
     let asked = |intra: &str| Request {
@@ -55,10 +55,15 @@ fn a_kernel_has_one_codec_for_both_levels() {
         )
     };
     let mut planner = Planner::new(limits, 0, Isa::Scalar);
-    let plan = planner.plan(&asked("linear8")).unwrap();
-    assert_eq!(plan.algorithm, Algorithm::Hierarchical);
-    let error = planner.plan(&asked("cast16")).unwrap_err();
-    for word in ["intra=cast16", "inter=linear8", "one codec", "or raw"] {
+    for (intra, bytes) in [("linear8", 4), ("raw", 4), ("cast16", 2), ("cast_bf16", 2)] {
+        let plan = planner.plan(&asked(intra)).unwrap();
+        assert_eq!(plan.algorithm, Algorithm::Hierarchical);
+        if intra != "linear8" {
+            assert_eq!(plan.bytes_for(Level::Intra, 4096), 4096 * bytes, "{intra}");
+        }
+    }
+    let error = planner.plan(&asked("dynamic8")).unwrap_err();
+    for word in ["intra=dynamic8", "inter=linear8", "one codec", "cast16"] {
         assert!(error.message().contains(word), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! Packed schedules with raw messages inside groups and encoded messages between them, compared with the bits of the host
-//! engine.
+//! Packed schedules with raw or cast messages inside groups and encoded messages between them, compared with the bits of the
+//! host engine.
 
 use super::super::tests::interpreter::{World, floats};
 use super::tests::only;
@@ -62,14 +62,14 @@ fn packed(limits: &Limits, request: &Request) -> Vec<Vec<f32>> {
             let plan = Planner::new(limits.clone(), rank, Isa::Scalar).plan(request);
             let plan = plan.unwrap();
             assert_eq!(plan.algorithm, Algorithm::Hierarchical);
-            assert!(plan.intra.is_none() && plan.codec.is_some());
+            assert!(plan.codec.is_some());
             let packed = only(&plan);
             let at = Addresses {
                 input: inputs[rank].as_ptr().expose_provenance() as u64,
                 output: outputs[rank].as_mut_ptr().expose_provenance() as u64,
             };
             let work = work(&plan, request.op, at).unwrap();
-            assert_ne!(work.flags & abi::RAW_INTRA, 0);
+            assert_ne!(work.flags & abi::INTRA, 0);
             (codec, slots) = (plan.codec.clone(), plan.pattern.slots());
             let mut work_buffer = WorkBuffer::default();
             work_buffer.add(&packed, work).unwrap();
@@ -102,19 +102,25 @@ fn on_host(file: &str, limits: &Limits, codec: &str) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn raw_messages_inside_groups_give_the_bits_of_the_host() {
+fn raw_and_cast_messages_inside_groups_give_the_bits_of_the_host() {
     let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|x| x.to_bits()).collect() };
     // Switches, and sockets.
     for file in ["B.xml", "F.xml"] {
         let limits = limits(file);
-        for codec in ["intra=raw,inter=linear8", "intra=raw,inter=dynamic8"] {
+        for codec in [
+            "intra=raw,inter=linear8",
+            "intra=raw,inter=dynamic8",
+            "intra=cast16,inter=linear8",
+            "intra=cast_bf16,inter=minmax4",
+        ] {
             let found = packed(&limits, &request(Collective::AllReduce, codec));
             let wanted = on_host(file, &limits, codec);
             for (rank, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
                 assert!(bits(found) == bits(wanted), "{file} {codec}: rank {rank}");
             }
             // With one codec for both levels the sums of groups are rounded sooner.
-            let both = on_host(file, &limits, codec.trim_start_matches("intra=raw,inter="));
+            let inter = codec.split_once("inter=").unwrap().1;
+            let both = on_host(file, &limits, inter);
             assert!(bits(&both[0]) != bits(&wanted[0]), "{file} {codec}");
         }
     }

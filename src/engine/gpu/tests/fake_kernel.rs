@@ -177,9 +177,11 @@ impl<'a> Kernel<'a> {
     fn bytes(&self, work: &KernelWork, step: &abi::KernelStep, pass: u64, is_intra: bool) -> usize {
         let start = (pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk;
         let n = (work.count - start.min(work.count)).min(work.chunk) as usize;
-        let is_raw = is_intra && work.flags & abi::RAW_INTRA != 0;
-        let codec = self.codec.filter(|_| !is_raw);
-        codec.map_or(4 * n, |codec| codec.wire_bytes(n))
+        match work.flags & abi::INTRA {
+            abi::INTRA_RAW if is_intra => 4 * n,
+            abi::INTRA_CAST16 | abi::INTRA_CAST_BF16 if is_intra => 2 * n,
+            _ => self.codec.map_or(4 * n, |codec| codec.wire_bytes(n)),
+        }
     }
 
     /// Runs one batch; returns false if a peer runs another call.

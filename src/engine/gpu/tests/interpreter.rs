@@ -2,10 +2,13 @@
 //! have as few slots as the pattern allows, and each step starts as late as a kernel may start it.
 
 use super::super::pack::WorkBuffer;
-use crate::codec::{Codec, Span};
+use crate::codec::{self, Codec, Span};
+use crate::cpu::Isa;
 use crate::gpu::abi::{self, KernelWork};
 use crate::schedule::Op;
+use crate::types::{CodecKind, CodecSpec};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 /// The launches of all ranks. Each rank runs its launches one after the other. The input and output
 /// addresses in each launch's [`KernelWork`] items point to f32 buffers that outlive this value.
@@ -228,37 +231,34 @@ impl<'a> World<'a> {
                 .collect::<Vec<f32>>()
         };
         let op = step.op;
-        // Messages inside groups may be raw.
-        let is_raw_inside = work.flags & abi::RAW_INTRA != 0;
-        let is_raw = |term: usize| is_raw_inside && term < usize::from(step.intra_recv);
-        let encode = |values: &[f32]| match is_raw_inside && step.intra_send == 1 {
-            true => raw(values),
-            false => self.encode(values),
+        let intra = intra_codec(work.flags);
+        let intra = match &intra {
+            Intra::Coded => self.codec,
+            Intra::Own(codec) => codec.as_deref(),
         };
+        let codec_of = |is_intra: bool| if is_intra { intra } else { self.codec };
+        let message_of = |values: &[f32]| encode(codec_of(step.intra_send == 1), values);
         if op == Op::Send as u8 {
-            return encode(&own());
+            return message_of(&own());
         }
         let (result, message) = if op == Op::Copy as u8 {
             (own(), Vec::new())
         } else if op == Op::Recv as u8 || op == Op::RecvCopySend as u8 {
-            (self.decode(&received[0], n), received[0].clone())
+            (decode(self.codec, &received[0], n), received[0].clone())
         } else {
             let mut sum: Option<Vec<f32>> = None;
             for term in 0..=received.len() {
                 if step.own != abi::OWN_ABSENT && usize::from(step.own_after) == term {
                     let own = own();
                     if step.own == abi::OWN_CODED && self.codec.is_some() {
-                        self.add(&mut sum, work, &self.encode(&own), n);
+                        add(self.codec, &mut sum, work, &encode(self.codec, &own), n);
                     } else {
                         combine(&mut sum, work, &own);
                     }
                 }
-                match received.get(term) {
-                    Some(message) if is_raw(term) => {
-                        combine(&mut sum, work, &floats(&message[..4 * n]));
-                    }
-                    Some(message) => self.add(&mut sum, work, message, n),
-                    None => {}
+                if let Some(message) = received.get(term) {
+                    let codec = codec_of(term < usize::from(step.intra_recv));
+                    add(codec, &mut sum, work, message, n);
                 }
             }
             let mut sum = sum.expect("a sum of nothing");
@@ -266,9 +266,9 @@ impl<'a> World<'a> {
                 let nranks = self.launches.len() as f32;
                 sum.iter_mut().for_each(|x| *x /= nranks);
             }
-            let message = encode(&sum);
+            let message = message_of(&sum);
             if op == Op::RecvReduceCopySend as u8 {
-                sum = self.decode(&message, n);
+                sum = decode(self.codec, &message, n);
             }
             (sum, message)
         };
@@ -279,33 +279,57 @@ impl<'a> World<'a> {
         }
         message
     }
+}
 
-    fn add(&self, sum: &mut Option<Vec<f32>>, work: &KernelWork, message: &[u8], n: usize) {
-        match (self.codec, &mut *sum) {
-            (Some(codec), Some(sum)) if n > 0 => codec.decode_reduce(span(n), message, sum),
-            _ => combine(sum, work, &self.decode(message, n)),
+/// The codec of messages inside groups.
+enum Intra {
+    /// The codec of all messages.
+    Coded,
+    /// Its own codec; `None` for raw messages.
+    Own(Option<Arc<dyn Codec>>),
+}
+
+fn intra_codec(flags: u8) -> Intra {
+    let kind = match flags & abi::INTRA {
+        abi::INTRA_RAW => return Intra::Own(None),
+        abi::INTRA_CAST16 => CodecKind::Cast16,
+        abi::INTRA_CAST_BF16 => CodecKind::CastBf16,
+        _ => return Intra::Coded,
+    };
+    Intra::Own(codec::build(CodecSpec::of(kind), Isa::Scalar).unwrap())
+}
+
+fn add(
+    codec: Option<&dyn Codec>,
+    sum: &mut Option<Vec<f32>>,
+    work: &KernelWork,
+    message: &[u8],
+    n: usize,
+) {
+    match (codec, &mut *sum) {
+        (Some(codec), Some(sum)) if n > 0 => codec.decode_reduce(span(n), message, sum),
+        _ => combine(sum, work, &decode(codec, message, n)),
+    }
+}
+
+fn encode(codec: Option<&dyn Codec>, values: &[f32]) -> Vec<u8> {
+    match codec {
+        None => raw(values),
+        Some(codec) => {
+            let mut wire = vec![0; codec.wire_bytes(values.len())];
+            codec.encode(span(values.len()), values, None, &mut wire, None);
+            wire
         }
     }
+}
 
-    fn encode(&self, values: &[f32]) -> Vec<u8> {
-        match self.codec {
-            None => raw(values),
-            Some(codec) => {
-                let mut wire = vec![0; codec.wire_bytes(values.len())];
-                codec.encode(span(values.len()), values, None, &mut wire, None);
-                wire
-            }
-        }
-    }
-
-    fn decode(&self, message: &[u8], n: usize) -> Vec<f32> {
-        match self.codec {
-            None => floats(&message[..4 * n]),
-            Some(codec) => {
-                let mut values = vec![0.0; n];
-                codec.decode(span(n), message, &mut values);
-                values
-            }
+fn decode(codec: Option<&dyn Codec>, message: &[u8], n: usize) -> Vec<f32> {
+    match codec {
+        None => floats(&message[..4 * n]),
+        Some(codec) => {
+            let mut values = vec![0.0; n];
+            codec.decode(span(n), message, &mut values);
+            values
         }
     }
 }
