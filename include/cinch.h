@@ -1609,6 +1609,24 @@ cinch_result_t cinch_copy(const char *codec,
                           void *stream);
 
 /**
+ * Copies `count` elements of type f32, f16 or bf16 at `src` in host memory to `ndsts` arrays in the memory of
+ * one or several GPUs, encoded by `codec` on the way.
+ *
+ * The elements are encoded once, and their encoding crosses the bus once for each GPU, however many arrays are
+ * on it. `dsts` and `streams` have `ndsts` entries: `dsts[i]` is GPU memory, which no other array overlaps, and
+ * `streams[i]` is a stream of its GPU. Otherwise the call is as `cinch_copy`: it returns when `src` has been
+ * read, and each array is complete in the order of its stream.
+ */
+cinch_result_t cinch_copy_to_gpus(const char *codec,
+                                  const void *src,
+                                  void *const *dsts,
+                                  void *const *streams,
+                                  size_t ndsts,
+                                  size_t count,
+                                  cinch_dtype_t dtype,
+                                  uint64_t draw);
+
+/**
  * Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, for a
  * checkpoint, and stores their size in `*bytes`.
  *

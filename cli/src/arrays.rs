@@ -7,7 +7,9 @@ use super::bench::record::RunInfo;
 use super::bench::values::{parse_datatype, parse_size};
 use super::bench::verify::POISON;
 use super::{ExitResult, FAILURE, USAGE, WRONG};
-use cinch::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier, Layout, StandAlone};
+use cinch::arrays::{
+    CodecKernels, CopyTarget, DeviceCodec, Elements, HostCopier, Layout, StandAlone,
+};
 use cinch::codec::KERNEL_CODECS;
 use cinch::cpu::Isa;
 use cinch::gpu::{Context, Device, DeviceMemory, Driver, Event, PinnedMemory, Stream};
@@ -142,8 +144,8 @@ pub fn main(options: &ArraysOptions) -> ExitResult {
     }
     rows.line(&format!(
         "# packed copies by {} threads on {} cores; bytes of elements a second, of plain: beside a \
-         copy from and to pinned memory; packing: those threads without a GPU\n\
-         codec            type   to GPU GB/s  of plain   to host GB/s  of plain   packing GB/s",
+         copy from and to pinned memory; to 4: to four arrays, beside four copies; packing: those threads without a GPU\n\
+         codec            type   to GPU GB/s  of plain   to host GB/s  of plain    to 4 GB/s  of plain   packing GB/s",
         bench.threads,
         std::thread::available_parallelism().map_or(1, usize::from)
     ));
@@ -213,6 +215,11 @@ enum ArraysFigures {
         plain_to_host_gb_per_s: f64,
         to_gpu_ratio: f64,
         to_host_ratio: f64,
+        /// A copy of the same elements to four arrays on the GPU, beside four plain copies. Rates count the bytes of all
+        /// arrays.
+        to_four_gb_per_s: f64,
+        plain_to_four_gb_per_s: f64,
+        to_four_ratio: f64,
         /// Rate at which the same threads encode fp32 without a GPU, in 10^9 bytes of elements a
         /// second.
         packing_gb_per_s: f64,
@@ -235,7 +242,14 @@ impl ArraysFigures {
     /// Converts the rates of compressed copies, plain copies and host encoding from bytes a second.
     fn packed_copy(
         threads: usize,
-        [to_gpu, to_host, plain_to_gpu, plain_to_host]: [f64; 4],
+        [
+            to_gpu,
+            to_host,
+            plain_to_gpu,
+            plain_to_host,
+            to_four,
+            plain_to_four,
+        ]: [f64; 6],
         packing: f64,
     ) -> ArraysFigures {
         ArraysFigures::PackedCopy {
@@ -246,6 +260,9 @@ impl ArraysFigures {
             plain_to_host_gb_per_s: plain_to_host / 1e9,
             to_gpu_ratio: to_gpu / plain_to_gpu,
             to_host_ratio: to_host / plain_to_host,
+            to_four_gb_per_s: to_four / 1e9,
+            plain_to_four_gb_per_s: plain_to_four / 1e9,
+            to_four_ratio: to_four / plain_to_four,
             packing_gb_per_s: packing / 1e9,
         }
     }
@@ -268,10 +285,13 @@ impl ArraysFigures {
                 to_host_gb_per_s: to_host,
                 to_gpu_ratio,
                 to_host_ratio,
+                to_four_gb_per_s: to_four,
+                to_four_ratio,
                 packing_gb_per_s: packing,
                 ..
             } => format!(
-                "{to_gpu:>12.2} {to_gpu_ratio:>9.2} {to_host:>14.2} {to_host_ratio:>9.2} {packing:>14.2}"
+                "{to_gpu:>12.2} {to_gpu_ratio:>9.2} {to_host:>14.2} {to_host_ratio:>9.2} {to_four:>12.2} \
+                 {to_four_ratio:>9.2} {packing:>14.2}"
             ),
         }
     }
@@ -397,7 +417,8 @@ impl ArraysBench {
             .read(0, &mut host, &self.stream, WAIT_TIMEOUT)?;
         let original = host.clone();
         let address = self.elements.address();
-        let mut times = [const { Vec::new() }; 4];
+        let more = DeviceMemory::new(&self.context, 3 * self.bytes)?;
+        let mut times = [const { Vec::new() }; 6];
         let mut right = true;
         for turn in 0..TURNS + 1 {
             // Only the last round's result is compared, so results of earlier rounds are
@@ -417,11 +438,14 @@ impl ArraysBench {
             }
             self.stream.wait(WAIT_TIMEOUT)?;
             let to_gpu = begin.elapsed();
+            let to_four = self.to_four(spec, dtype, &host, &more)?;
             let mut brought = Vec::new();
             if is_last {
                 brought = self.image(spec, dtype, values)?;
                 self.elements
                     .read(0, &mut host, &self.stream, WAIT_TIMEOUT)?;
+                right &= host == brought;
+                more.read(2 * self.bytes, &mut host, &self.stream, WAIT_TIMEOUT)?;
                 right &= host == brought;
                 host.fill(POISON);
             }
@@ -442,26 +466,73 @@ impl ArraysBench {
             // it meanwhile.
             let pinned =
                 unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), self.bytes) };
-            let begin = Instant::now();
-            self.elements
-                .write(self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
-            let plain_to_gpu = begin.elapsed();
-            let begin = Instant::now();
-            self.elements
-                .read(self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
-            let plain_to_host = begin.elapsed();
+            let [plain_to_gpu, plain_to_host] = self.plain(pinned)?;
+            let plain_to_four = self.plain_to_four(pinned, &more)?;
             if turn == 0 {
                 continue;
             }
-            let turn = [to_gpu, to_host, plain_to_gpu, plain_to_host];
+            let turn = [
+                to_gpu,
+                to_host,
+                plain_to_gpu,
+                plain_to_host,
+                to_four,
+                plain_to_four,
+            ];
             push_each(&mut times, turn.map(|time| time.as_secs_f64()));
         }
-        let rates = times.map(|seconds| self.bytes as f64 / median(seconds));
+        let mut rates = times.map(|seconds| self.bytes as f64 / median(seconds));
+        rates[4..].iter_mut().for_each(|rate| *rate *= 4.0);
         let packing = self.packing(spec)?;
         Ok((
             ArraysFigures::packed_copy(self.threads, rates, packing),
             right,
         ))
+    }
+
+    /// Copies pinned elements to the GPU and back without a codec, and returns both times.
+    fn plain(&self, pinned: &mut [u8]) -> Result<[Duration; 2]> {
+        let begin = Instant::now();
+        self.elements
+            .write(self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
+        let to_gpu = begin.elapsed();
+        let begin = Instant::now();
+        self.elements
+            .read(self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
+        Ok([to_gpu, begin.elapsed()])
+    }
+
+    /// Copies elements to an array of the bench and three of `more` at once, and returns the time.
+    fn to_four(
+        &self,
+        spec: CodecSpec,
+        dtype: DType,
+        host: &[u8],
+        more: &DeviceMemory,
+    ) -> Result<Duration> {
+        let another = |at: u64| more.address() + at * self.bytes as u64;
+        let targets = [self.elements.address(), another(0), another(1), another(2)];
+        let targets = targets.map(|address| CopyTarget {
+            copier: &self.copier,
+            address,
+            stream: &self.stream,
+        });
+        let begin = Instant::now();
+        // SAFETY: `self` and `more` are the memory, and the wait below ends every use of it.
+        unsafe { HostCopier::to_devices(spec, dtype, 0, host, &targets)? };
+        self.stream.wait(WAIT_TIMEOUT)?;
+        Ok(begin.elapsed())
+    }
+
+    /// Copies pinned elements to the same arrays without a codec, one after the other, and returns the time.
+    fn plain_to_four(&self, pinned: &[u8], more: &DeviceMemory) -> Result<Duration> {
+        let begin = Instant::now();
+        self.elements
+            .write(self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
+        for at in 0..3 {
+            more.write(at * self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
+        }
+        Ok(begin.elapsed())
     }
 
     /// Returns the rate at which the copier's host threads encode fp32 without a GPU, in bytes a
@@ -527,7 +598,7 @@ mod tests {
         let options: ArraysOptions = parsed(&format!("--json {}", path.display())).unwrap();
         let mut rows = Output::of_rows(options.json.clone()).unwrap();
         let array = ArraysFigures::array(26.5, [2e12, 3e12, 4e12]);
-        let copy = ArraysFigures::packed_copy(8, [30e9, 20e9, 40e9, 50e9], 60e9);
+        let copy = ArraysFigures::packed_copy(8, [30e9, 20e9, 40e9, 50e9, 80e9, 40e9], 60e9);
         for (figures, right) in [(array, true), (copy, false)] {
             let record = ArraysRecord {
                 codec: "linear8".into(),
@@ -560,6 +631,7 @@ mod tests {
             (0, "decode_ratio", 0.75),
             (1, "to_gpu_ratio", 0.75),
             (1, "to_host_ratio", 0.4),
+            (1, "to_four_ratio", 2.0),
             (1, "packing_gb_per_s", 60.0),
         ] {
             assert_eq!(rows[row][name], value, "{name}");

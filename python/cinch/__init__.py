@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         TimeoutError,
         UnsupportedError,
     )
-    from .codecs import copy, decode, encode, wire_bytes
+    from .codecs import copy, copy_to_gpus, decode, encode, wire_bytes
     from .communicator import Communicator, Report, group, init, stats, unique_id
     from .training import Awp, LossScaler, count_non_finite
 
@@ -43,7 +43,7 @@ _PLACES = {
         "TimeoutError",
         "UnsupportedError",
     ),
-    ".codecs": ("copy", "decode", "encode", "wire_bytes"),
+    ".codecs": ("copy", "copy_to_gpus", "decode", "encode", "wire_bytes"),
     ".communicator": ("Communicator", "Report", "group", "init", "stats", "unique_id"),
     ".training": ("Awp", "LossScaler", "count_non_finite"),
 }

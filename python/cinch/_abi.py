@@ -305,6 +305,7 @@ FUNCTIONS = {
     "cinch_encode": (c_uint32, [c_char_p, c_uint32, c_void_p, c_size_t, c_uint32, c_uint64, c_void_p, c_size_t, c_void_p]),
     "cinch_decode": (c_uint32, [c_char_p, c_uint32, c_void_p, c_size_t, c_void_p, c_size_t, c_uint32, c_void_p]),
     "cinch_copy": (c_uint32, [c_char_p, c_void_p, c_void_p, c_size_t, c_uint32, c_uint64, c_void_p]),
+    "cinch_copy_to_gpus": (c_uint32, [c_char_p, c_void_p, POINTER(c_void_p), POINTER(c_void_p), c_size_t, c_size_t, c_uint32, c_uint64]),
     "cinch_feedback_export": (c_uint32, [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)]),
     "cinch_feedback_import": (c_uint32, [c_void_p, c_void_p, c_size_t]),
     "cinch_feedback_rescale": (c_uint32, [c_void_p, c_double]),

@@ -1,7 +1,7 @@
 """Codecs on whole arrays, without a communicator. The bytes are those that collectives send."""
 
 import ctypes
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 from . import _abi
 from ._arrays import Array, describe, described_output, stream_of
@@ -104,6 +104,27 @@ def copy(array: Any, out: Any, codec: str, draw: int = 0, stream: Any = None) ->
         )
     )
     return out
+
+
+def copy_to_gpus(array: Any, outs: Sequence[Any], codec: str, draw: int = 0, streams: Optional[Sequence[Any]] = None) -> None:
+    """Copies an array (f32, f16 or bf16) in host memory to arrays on one or several GPUs, encoded by `codec` on the way.
+
+    It is encoded once, and its encoding crosses the bus once for each GPU. Each of `outs` receives decoded elements, in the
+    order of its entry of `streams`; without `streams`, of the current stream of its GPU.
+    """
+    given = describe(array, "array")
+    targets = [described_output(out, given.count, given.dtype, f"outs[{at}]") for at, out in enumerate(outs)]
+    wanted = [None] * len(targets) if streams is None else list(streams)
+    if len(wanted) != len(targets):
+        raise ValueError(f"{len(wanted)} streams for {len(targets)} arrays")
+    queues = [stream_of(stream, (target,)) for stream, target in zip(wanted, targets)]
+    addresses = ctypes.c_void_p * len(targets)  # a type
+    check(
+        LIBRARY.cinch_copy_to_gpus(
+            codec.encode(), given.pointer(), addresses(*(target.pointer() for target in targets)), addresses(*queues),
+            len(targets), given.count, given.dtype, draw,
+        )
+    )
 
 
 def _bytes_of(value: Any, what: str, writable: bool = False) -> Array:

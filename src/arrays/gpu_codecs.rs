@@ -2,7 +2,7 @@
 
 use super::device_codec::{CodecKernels, DeviceCodec, Elements};
 use super::format::Layout;
-use super::host_copy::HostCopier;
+use super::host_copy::{CopyTarget, HostCopier};
 use crate::error::Result;
 use crate::gpu::{Context, Stream, select};
 use crate::types::{CodecSpec, DType, DeviceChoice};
@@ -122,6 +122,40 @@ impl GpuCodecs {
         let copier = self.copier()?;
         // SAFETY: the caller keeps the contract of `copy_to_device`, which the callees share.
         unsafe { copier.to_device(spec, dtype, draw, src, address, &self.stream(stream)) }
+    }
+
+    /// Copies the elements of `src` through codec `spec` to several arrays, each given by the codecs of its GPU, its address
+    /// and a stream. The elements are encoded once. Returns when `src` has been read. Work queued on an array's stream
+    /// afterwards runs behind its copy.
+    ///
+    /// # Errors
+    /// See [`GpuCodecs::copy_to_device`]; invalid argument without arrays.
+    ///
+    /// # Safety
+    /// See [`GpuCodecs::copy_to_device`], for each array. No two arrays overlap.
+    pub unsafe fn copy_to_devices(
+        spec: CodecSpec,
+        dtype: DType,
+        draw: u64,
+        src: &[u8],
+        arrays: &[(&GpuCodecs, u64, usize)],
+    ) -> Result<()> {
+        let streams: Vec<Stream> = arrays
+            .iter()
+            // SAFETY: the caller keeps the streams while this function runs.
+            .map(|&(gpu, _, stream)| unsafe { gpu.stream(stream) })
+            .collect();
+        let targets = arrays.iter().zip(&streams);
+        let targets = targets.map(|(&(gpu, address, _), stream)| {
+            Ok(CopyTarget {
+                copier: gpu.copier()?,
+                address,
+                stream,
+            })
+        });
+        let targets = targets.collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller keeps the contract of `copy_to_devices`, which the callees share.
+        unsafe { HostCopier::to_devices(spec, dtype, draw, src, &targets) }
     }
 
     /// Copies the elements at `address` through codec `spec` to `dst`. Returns when `dst` is complete.

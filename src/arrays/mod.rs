@@ -13,4 +13,4 @@ pub use device_codec::{CodecKernels, DeviceCodec};
 pub use format::{Layout, StandAlone};
 pub use gpu_codecs::GpuCodecs;
 #[cfg(feature = "internal")]
-pub use host_copy::HostCopier;
+pub use host_copy::{CopyTarget, HostCopier};

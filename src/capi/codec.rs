@@ -217,6 +217,49 @@ pub unsafe extern "C" fn cinch_copy(
     })
 }
 
+/// Copies `count` elements of type f32, f16 or bf16 at `src` in host memory to `ndsts` arrays in the memory of
+/// one or several GPUs, encoded by `codec` on the way.
+///
+/// The elements are encoded once, and their encoding crosses the bus once for each GPU, however many arrays are
+/// on it. `dsts` and `streams` have `ndsts` entries: `dsts[i]` is GPU memory, which no other array overlaps, and
+/// `streams[i]` is a stream of its GPU. Otherwise the call is as `cinch_copy`: it returns when `src` has been
+/// read, and each array is complete in the order of its stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_copy_to_gpus(
+    codec: *const c_char,
+    src: *const c_void,
+    dsts: *const *mut c_void,
+    streams: *const *mut c_void,
+    ndsts: usize,
+    count: usize,
+    dtype: dtype_number,
+    draw: u64,
+) -> cinch_result_t {
+    guard!("cinch_copy_to_gpus", {
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
+        let spec = unsafe { spec_of(codec) }?;
+        let elements = HostElements::new(count, dtype)?;
+        let bytes = elements.bytes;
+        check_extent("src", src, bytes)?;
+        let list = |name: &str, list: *const *mut c_void| {
+            if ndsts == 0 || list.is_null() || !list.is_aligned() {
+                return Err(Error::invalid_argument(format!(
+                    "{name} at {list:p} has no {ndsts} addresses"
+                )));
+            }
+            // SAFETY: cinch.h requires of the program that the list has `ndsts` entries.
+            Ok(unsafe { std::slice::from_raw_parts(list, ndsts) })
+        };
+        let (dsts, streams) = (list("dsts", dsts)?, list("streams", streams)?);
+        for (at, &dst) in dsts.iter().enumerate() {
+            check_extent(&format!("dsts[{at}]"), dst, bytes)?;
+        }
+        // SAFETY: cinch.h requires of the program that the arrays have `bytes` bytes and the streams
+        // exist.
+        unsafe { device::copy_to_gpus(spec, elements.dtype, draw, src, bytes, (dsts, streams)) }
+    })
+}
+
 /// Returns the codec with this name and layout.
 ///
 /// # Safety

@@ -149,3 +149,49 @@ pub(super) unsafe fn copy(
         }
     }
 }
+
+/// Copies `bytes` bytes of host memory to arrays on GPUs, encoded on the way. Each array has a stream.
+///
+/// # Errors
+/// Invalid argument unless `src` is host memory and all others are GPU memory.
+///
+/// # Safety
+/// `src` is readable and each array writable for `bytes` bytes; each stream exists on the GPU of its array.
+pub(super) unsafe fn copy_to_gpus(
+    spec: CodecSpec,
+    dtype: DType,
+    draw: u64,
+    src: *const c_void,
+    bytes: usize,
+    (dsts, streams): (&[*mut c_void], &[*mut c_void]),
+) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    refuse(
+        "src",
+        src.addr(),
+        "cinch_copy_to_gpus copies from host memory",
+    )?;
+    let driver = Driver::load()?;
+    let mut gpus = Vec::with_capacity(dsts.len());
+    for (at, dst) in dsts.iter().enumerate() {
+        let name = format!("dsts[{at}]");
+        let Some(ordinal) = ordinal_of(Some(&driver), &name, dst.addr())? else {
+            return Err(Error::invalid_argument(format!(
+                "{name} at {dst:p} is host memory; cinch_copy_to_gpus copies to GPUs"
+            )));
+        };
+        gpus.push(codecs_at(&driver, ordinal)?);
+    }
+    let targets = gpus.iter().zip(dsts).zip(streams);
+    let targets: Vec<(&GpuCodecs, u64, usize)> = targets
+        .map(|((gpu, dst), stream)| (&**gpu, dst.addr() as u64, stream.addr()))
+        .collect();
+    // SAFETY: the caller keeps `src` readable for `bytes` bytes, and the arrays writable. The program does not
+    // touch `src` during the call.
+    unsafe {
+        let host = std::slice::from_raw_parts(src.cast(), bytes);
+        GpuCodecs::copy_to_devices(spec, dtype, draw, host, &targets)
+    }
+}

@@ -8,7 +8,7 @@ use crate::codecs::{both_nan, mixture};
 use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
-use cinch::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier};
+use cinch::arrays::{CodecKernels, CopyTarget, DeviceCodec, Elements, HostCopier};
 use cinch::arrays::{Layout, StandAlone};
 use cinch::cpu::Isa;
 use cinch::gpu::{CaptureMode, DeviceMemory, Graph, Stream};
@@ -47,6 +47,8 @@ pub fn checks(options: &Options) -> Vec<Check> {
         Check::new("arrays/refusals", 1, refusals),
         Check::new("arrays/graph", 1, graph),
         Check::new("arrays/copies", 1, copies).within(limit),
+        Check::new("arrays/copies-to-several", 1, copies_to_several).within(limit),
+        Check::new("arrays/copies-to-2-gpus", 2, copies_to_several).within(limit),
         Check::new("sanitize/arrays", 1, sanitized).within(280),
     ]
 }
@@ -434,6 +436,74 @@ fn copies(setup: &Setup) -> Verdict {
         }
     }
     Ok(format!("{ran} copies there and back"))
+}
+
+/// Copies an array to several arrays at once: two streams of the first GPU have three, the second GPU, if there is one,
+/// has one.
+fn copies_to_several(setup: &Setup) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xa5);
+    let most = setup.options.either(5_000_000, 20_000_000);
+    let room = 4 * most + 64;
+    let mut gpus = Vec::new();
+    for gpu in 0..setup.gpus.clone().unwrap_or(1).min(2) {
+        let context = context(gpu)?;
+        let copier = HostCopier::new(&context, [0, 2][gpu], PATIENCE)?;
+        let arrays = [3, 1][gpu];
+        let memory = DeviceMemory::new(&context, arrays * room)?;
+        gpus.push((
+            copier,
+            memory,
+            [Stream::new(&context)?, Stream::new(&context)?],
+        ));
+    }
+    let mut ran = 0;
+    for (codec, dtype) in [
+        ("trunc16", DType::F32),
+        ("trunc8", DType::BF16),
+        ("linear8:block=256,seed=3", DType::F32),
+    ] {
+        let spec: CodecSpec = codec.parse()?;
+        for n in [1, 524_287, 524_289, most] {
+            let values = mixture(&mut rng, n);
+            let bytes = n * dtype.size();
+            let mut host = vec![0u8; bytes];
+            narrow(dtype, Isa::Scalar, &values, &mut host);
+            let mut exact = vec![0f32; n];
+            widen(dtype, Isa::Scalar, &host, &mut exact);
+            let expected = through_codec(spec, dtype, &exact, ran)?;
+            let mut targets = Vec::new();
+            for (gpu, (copier, memory, streams)) in gpus.iter().enumerate() {
+                memory.fill(PADDING, &streams[0])?;
+                streams[0].wait(PATIENCE)?;
+                for array in 0..[3, 1][gpu] {
+                    targets.push(CopyTarget {
+                        copier,
+                        address: memory.address() + (array * room + 16) as u64,
+                        stream: &streams[array % 2],
+                    });
+                }
+            }
+            // SAFETY: the memory outlives the waits below, and nothing else uses it.
+            unsafe { HostCopier::to_devices(spec, dtype, ran, &host, &targets)? };
+            host.fill(PADDING);
+            for (gpu, (_, memory, streams)) in gpus.iter().enumerate() {
+                for array in 0..[3, 1][gpu] {
+                    let mut there = vec![0; bytes + 32];
+                    // The stream of the array orders the read behind the copy.
+                    memory.read(array * room, &mut there, &streams[array % 2], PATIENCE)?;
+                    let what = || format!("{spec} of {n} {dtype}, array {array} of GPU {gpu}");
+                    let outside = there[..16].iter().chain(&there[16 + bytes..]);
+                    ensure(outside.copied().all(|byte| byte == PADDING), || {
+                        format!("{}: bytes beside the array were written", what())
+                    })?;
+                    same(dtype, &there[16..][..bytes], &expected)
+                        .map_err(|stop| stop.context(what()))?;
+                }
+            }
+            ran += 1;
+        }
+    }
+    Ok(format!("{ran} copies to {} GPUs", gpus.len()))
 }
 
 /// Encodes and decodes elements on the host. A packed copy must change the elements in an equal

@@ -111,6 +111,14 @@ impl StandAlone {
         }
     }
 
+    /// Returns whether an encoded array has numbers of its blocks behind the codes, such as scales.
+    pub(crate) fn has_block_numbers(&self) -> bool {
+        match &self.form {
+            ArrayForm::Chunk(codec) => codec.description().block_numbers > 0,
+            ArrayForm::Published(_) => true,
+        }
+    }
+
     /// Returns the number of elements of a whole array in [`Layout::Published`].
     ///
     /// # Errors
