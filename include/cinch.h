@@ -1615,7 +1615,8 @@ cinch_result_t cinch_copy(const char *codec,
  * The elements are encoded once, and their encoding crosses the bus once for each GPU, however many arrays are
  * on it. `dsts` and `streams` have `ndsts` entries: `dsts[i]` is GPU memory, which no other array overlaps, and
  * `streams[i]` is a stream of its GPU. Otherwise the call is as `cinch_copy`: it returns when `src` has been
- * read, and each array is complete in the order of its stream.
+ * read, and each array is complete in the order of its stream. With several GPUs it returns when all have read
+ * the encoding, so the slowest of the streams delays the others.
  */
 cinch_result_t cinch_copy_to_gpus(const char *codec,
                                   const void *src,

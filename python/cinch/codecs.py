@@ -95,6 +95,7 @@ def copy(array: Any, out: Any, codec: str, draw: int = 0, stream: Any = None) ->
 
     One of both lies in host memory, the other on a GPU. `out` receives decoded elements, in the order of `stream`.
     """
+    draw = integer(draw, ctypes.c_uint64, "draw")
     given = describe(array, "array")
     target = described_output(out, given.count, given.dtype, "out")
     check(
@@ -112,6 +113,7 @@ def copy_to_gpus(array: Any, outs: Sequence[Any], codec: str, draw: int = 0, str
     It is encoded once, and its encoding crosses the bus once for each GPU. Each of `outs` receives decoded elements, in the
     order of its entry of `streams`; without `streams`, of the current stream of its GPU.
     """
+    draw = integer(draw, ctypes.c_uint64, "draw")
     given = describe(array, "array")
     targets = [described_output(out, given.count, given.dtype, f"outs[{at}]") for at, out in enumerate(outs)]
     wanted = [None] * len(targets) if streams is None else list(streams)

@@ -223,7 +223,8 @@ pub unsafe extern "C" fn cinch_copy(
 /// The elements are encoded once, and their encoding crosses the bus once for each GPU, however many arrays are
 /// on it. `dsts` and `streams` have `ndsts` entries: `dsts[i]` is GPU memory, which no other array overlaps, and
 /// `streams[i]` is a stream of its GPU. Otherwise the call is as `cinch_copy`: it returns when `src` has been
-/// read, and each array is complete in the order of its stream.
+/// read, and each array is complete in the order of its stream. With several GPUs it returns when all have read
+/// the encoding, so the slowest of the streams delays the others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_copy_to_gpus(
     codec: *const c_char,
@@ -247,6 +248,11 @@ pub unsafe extern "C" fn cinch_copy_to_gpus(
                     "{name} at {list:p} has no {ndsts} addresses"
                 )));
             }
+            check_extent(
+                name,
+                list.cast(),
+                ndsts.saturating_mul(size_of::<*mut c_void>()),
+            )?;
             // SAFETY: cinch.h requires of the program that the list has `ndsts` entries.
             Ok(unsafe { std::slice::from_raw_parts(list, ndsts) })
         };

@@ -34,7 +34,7 @@ const PIECE: usize = 512 << 10;
 /// Largest default number of threads. More threads gain nothing, since one bus carries all copies.
 const MOST_THREADS: usize = 16;
 
-/// Copies arrays between host memory and one GPU. Concurrent copies run one after the other.
+/// Copies arrays between host memory and a GPU. Concurrent copies run one after the other.
 #[derive(Debug)]
 pub struct HostCopier {
     kernels: Arc<CodecKernels>,
@@ -126,12 +126,13 @@ impl HostCopier {
     }
 
     /// Copies the elements of `src` through codec `spec` to each target, on one or several GPUs; they are packed once.
-    /// Returns when `src` has been read. Work queued on a target's stream afterwards runs behind its copy. See
+    /// Returns when `src` has been read, and with several GPUs when all have read the encoding: the slowest of their streams
+    /// delays the others. Work queued on a target's stream afterwards runs behind its copy. See
     /// [`StandAlone::encode`] for `draw`.
     ///
     /// # Errors
     /// Invalid argument for bytes that are no whole elements, for a misaligned address, and without targets; invalid usage
-    /// if a stream is being captured; the errors of [`DeviceCodec::new`]; timeout if no stream makes progress; the
+    /// if a stream is being captured; the errors of [`DeviceCodec::new`]; timeout if a GPU's streams make no progress; the
     /// driver's errors. After a timeout or a driver's error the memory of the targets is undefined.
     ///
     /// # Safety
@@ -184,12 +185,13 @@ impl HostCopier {
         let slots: Vec<usize> = gpus.iter().map(|gpu| gpu.resources.slots.len()).collect();
         let outcome = copy.to_devices(src, &mut gpus);
         // Even after an error, later work in the callers' streams must wait for the work that was queued.
-        let ended = gpus.iter().try_for_each(GpuCopy::end);
-        for (gpu, slots) in gpus.iter_mut().zip(slots) {
-            let copier = gpu.targets[0].copier;
-            gpu.resources.replace_lost_slots(copier.context(), slots)?;
-        }
-        outcome.and(ended)
+        // Each GPU has its turn, whatever fails on others.
+        let each = gpus.iter_mut().zip(slots).map(|(gpu, slots)| {
+            let context = gpu.targets[0].copier.context();
+            let ended = gpu.end();
+            ended.and(gpu.resources.replace_lost_slots(context, slots))
+        });
+        each.fold(outcome, Result::and)
     }
 
     /// Copies the elements at `address` through codec `spec` to `dst`. Returns when `dst` is complete.

@@ -62,7 +62,7 @@ impl Copy<'_> {
             in_flight.push_back((slot, Vec::new()));
         }
         let threads = tiles.len().min(count);
-        let outcome = std::thread::scope(|scope| {
+        let mut outcome = std::thread::scope(|scope| {
             for tile in &mut tiles[..threads] {
                 let (pieces, free, dones) = (&pieces, &free, dones.clone());
                 scope.spawn(move || {
@@ -98,7 +98,14 @@ impl Copy<'_> {
             Ok(())
         });
         for (slot, copies) in in_flight {
-            gpu.resources.slots.push(slot);
+            match self.wait_for_readers(&copies) {
+                Ok(()) => gpu.resources.slots.push(slot),
+                Err(error) => {
+                    outcome = outcome.and(Err(error));
+                    // A GPU may still read the slot, so its memory is never freed.
+                    std::mem::forget(slot);
+                }
+            }
             for (gpu, slot) in others.iter_mut().zip(copies) {
                 gpu.resources.slots.push(slot);
             }
@@ -108,6 +115,14 @@ impl Copy<'_> {
         gpu.resources.slots.extend(packed.map(|packed| packed.slot));
         gpu.resources.tiles = tiles;
         outcome
+    }
+
+    /// Waits until the copies of a piece to other GPUs have read the pinned memory of its slot.
+    fn wait_for_readers(&self, copies: &[StagingSlot]) -> Result<()> {
+        for copy in copies {
+            copy.used.wait(self.timeout)?;
+        }
+        Ok(())
     }
 
     /// Queues the copies of a packed piece to all GPUs.
@@ -121,24 +136,23 @@ impl Copy<'_> {
         let Packed { slot, first, n } = packed;
         let mut timeout = ProgressTimeout::new(self.timeout);
         while others.iter().any(|gpu| gpu.resources.slots.is_empty()) {
-            collect_ended(in_flight, others, frees)?;
-            timeout.check()?;
-        }
-        let pinned = slot.pinned.address();
-        let queued = gpu.send(pinned, &slot, (first, n), self.dtype);
-        in_flight.push_back((slot, Vec::new()));
-        queued?;
-        for gpu in others {
-            let Some(slot) = gpu.resources.slots.pop() else {
-                return Err(Error::internal("a GPU has no slot left"));
-            };
-            let queued = gpu.send(pinned, &slot, (first, n), self.dtype);
-            if let Some((_, copies)) = in_flight.back_mut() {
-                copies.push(slot);
+            let moved = collect_ended(in_flight, others, frees).and_then(|()| timeout.check());
+            if let Err(error) = moved {
+                in_flight.push_back((slot, Vec::new()));
+                return Err(error);
             }
-            queued?;
+            std::thread::sleep(GPU_POLL_INTERVAL);
         }
-        Ok(())
+        // The slots that have been free for longest, so that neighbouring pieces have different streams.
+        let oldest = |gpu: &mut GpuCopy<'_>| gpu.resources.slots.remove(0);
+        let copies: Vec<StagingSlot> = others.iter_mut().map(oldest).collect();
+        let pinned = slot.pinned.address();
+        let mut queued = gpu.send(pinned, &slot, (first, n), self.dtype);
+        for (gpu, copy) in others.iter().zip(&copies) {
+            queued = queued.and(gpu.send(pinned, copy, (first, n), self.dtype));
+        }
+        in_flight.push_back((slot, copies));
+        queued
     }
 
     pub fn to_host(&self, dst: &mut [u8], gpu: &mut GpuCopy<'_>) -> Result<()> {
