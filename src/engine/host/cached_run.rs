@@ -161,7 +161,7 @@ impl HostEngine {
         header.signature[SEQUENCE_WORD] = self.next_sequence(&cached.request);
         // A first message that can be sent at once travels while the call is recorded.
         let mut record = RunRecord::default();
-        // Whether this rank has sent since it last looked for a message.
+        // Whether a step of this loop has sent since one of them last looked for a message.
         let mut has_sent = false;
         for cached_step in &cached.steps {
             let &CachedStep { index, path, .. } = cached_step;
