@@ -5,8 +5,8 @@
 // and a block of scale is a few neighbouring lanes. A tile is 512 elements, or a block if that is
 // larger. A warp then reads the tile twice: once for the scale and once for the codes.
 //
-// Messages inside groups may be raw while all others are encoded. A step then adds raw messages before
-// encoded ones, and sends in one form.
+// Messages inside groups may be raw, or cast to 16 bits, while all others are encoded. A step then adds those of its group
+// before encoded ones, and sends in one form.
 //
 // A rank that sends a sum stores the values that its codes decode to, as the receivers do, so that
 // all ranks end with identical bits.

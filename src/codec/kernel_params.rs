@@ -13,21 +13,23 @@ pub const KERNEL_CODECS: [CodecKind; count(false)] = select(false);
 pub const FUSED_CODECS: [CodecKind; count(true)] = select(true);
 
 /// How a kernel with a codec encodes messages for [`Level::Intra`](crate::types::Level::Intra), which are contributions.
+/// Numbers are part of exported residuals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum KernelIntra {
     /// By the codec of all other messages.
-    Coded,
+    Coded = 0,
     /// Not at all.
-    Raw,
+    Raw = 1,
     /// By cast16.
-    Cast16,
+    Cast16 = 2,
     /// By cast_bf16.
-    CastBf16,
+    CastBf16 = 3,
 }
 
 impl KernelIntra {
-    /// Returns how the kernels of the codec between groups encode messages inside them; `None` if they cannot by this
-    /// setting.
+    /// Returns how the kernels of the codec between groups encode messages inside them; `None` if no kernel has both
+    /// codecs.
     pub fn of(setting: CodecSetting) -> Option<KernelIntra> {
         let [intra, inter] = [setting.intra, setting.inter].map(CodecSpec::is_lossy);
         if !intra && !inter || !setting.is_by_level() {

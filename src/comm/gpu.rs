@@ -277,12 +277,19 @@ fn refuse_codec_by_level(groups: &Groups, policy: &CodecPolicy) -> Result<()> {
     let Some(CodecSetting { intra, inter, .. }) = refused.filter(|_| groups.count() > 1) else {
         return Ok(());
     };
+    let advice = match inter.is_lossy() {
+        true => format!(
+            "set CINCH_CODEC={inter}, or intra=raw, intra=cast16 or intra=cast_bf16 with inter={inter}"
+        ),
+        false => {
+            format!("between groups they are raw here; set CINCH_CODEC={intra} for all messages")
+        }
+    };
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
             "codec intra={intra},inter={inter} on {groups} with GPUs: a kernel has one codec for all of a call, beside \
-             which contributions inside a group may be raw, or cast to 16 bits; set CINCH_CODEC={inter}, or intra=raw, \
-             intra=cast16 or intra=cast_bf16 with inter={inter}"
+             which contributions inside a group may be raw, or cast to 16 bits; {advice}"
         ),
     ))
 }

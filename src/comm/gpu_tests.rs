@@ -559,3 +559,37 @@ fn wait_closed_waits_for_late_ranks_beyond_the_call_timeout() {
         comms[1].exchange.leave();
     });
 }
+
+#[test]
+fn codecs_by_level_without_a_kernel_are_refused_with_advice() {
+    let two = Groups::even_hosts(2, 2);
+    let check = |groups: &Groups, codec: &str| {
+        let config = Config {
+            codec: codec.parse().unwrap(),
+            ..Config::default()
+        };
+        let policy = CodecPolicy::new(&config, CommFacts::first(4, groups.count()));
+        refuse_codec_by_level(groups, &policy)
+    };
+    for codec in [
+        "linear8",
+        "intra=raw,inter=linear8",
+        "intra=cast16,inter=minmax4",
+        "intra=cast_bf16,inter=dynamic8",
+    ] {
+        check(&two, codec).unwrap();
+    }
+    for (codec, advice) in [
+        ("intra=linear8,inter=dynamic8", "intra=cast16"),
+        ("intra=cast16,inter=raw", "set CINCH_CODEC=cast16 for all"),
+        (
+            "intra=linear8,inter=raw",
+            "set CINCH_CODEC=linear8:block=256 for all",
+        ),
+    ] {
+        check(&Groups::ONE, codec).unwrap();
+        let error = check(&two, codec).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains(advice), "{error}");
+    }
+}

@@ -30,11 +30,12 @@ const WORLDS: [(&str, &[usize], usize); 10] = [
 
 pub fn checks(options: &Options) -> Vec<Check> {
     type Run = fn(&Setup, &World, usize) -> Verdict;
-    let runs: [(&str, Run, u64); 11] = [
+    let runs: [(&str, Run, u64); 12] = [
         ("paths", paths, 60),
         ("collectives", collectives, 120),
         ("coded", with_codecs, 180),
         ("hierarchical", hierarchical, 180),
+        ("levels", levels, 180),
         ("replays", replays, 180),
         ("groups", groups, 120),
         ("communicators", communicators, 180),
@@ -167,6 +168,37 @@ fn hierarchical(setup: &Setup, world: &World, _: usize) -> Verdict {
     Ok(format!("{} cases, equal to the host engine", cases.len()))
 }
 
+/// Sums with raw and cast messages inside hosts.
+fn levels(setup: &Setup, world: &World, _: usize) -> Verdict {
+    if world.nranks() == 2 {
+        return Stop::skipped("hosts of one rank have one level");
+    }
+    let mut rng = Rng::new(setup.options.seed ^ 0x1e7e);
+    let mut ran = 0;
+    for codec in [
+        "intra=raw,inter=linear8",
+        "intra=cast16,inter=linear8",
+        "intra=cast_bf16,inter=minmax4",
+    ] {
+        let mut world = world.clone();
+        world.config.codec = codec.parse()?;
+        let all = cases_of(
+            Some(Algorithm::Hierarchical),
+            &["raw"],
+            &mut rng,
+            world.nranks(),
+        );
+        let sums = [Collective::AllReduce, Collective::ReduceScatter];
+        let kept = all
+            .into_iter()
+            .filter(|case| sums.contains(&case.call.collective));
+        let cases: Vec<Case> = kept.collect();
+        coded::equals_host_engine(&world, &cases)?;
+        ran += cases.len();
+    }
+    Ok(format!("{ran} cases, equal to the host engine"))
+}
+
 /// Replays graphs. A graph launch calls no function of cinch, so the proxies must notice its
 /// transfers by themselves.
 fn replays(setup: &Setup, world: &World, _: usize) -> Verdict {
@@ -203,8 +235,7 @@ fn counts_differ(_: &Setup, world: &World, _: usize) -> Verdict {
     failures::counts_differ(world)
 }
 
-/// Setting different codecs within and between hosts must fail on a GPU, because a kernel supports
-/// one codec per call.
+/// Setting two lossy codecs within and between hosts must fail on a GPU, unless that within is a cast to 16 bits.
 fn codec_by_level(setup: &Setup) -> Verdict {
     let mut world = World::on_hosts(setup, &[0, 1], 1);
     world.config.codec = "intra=linear8,inter=dynamic8".parse()?;

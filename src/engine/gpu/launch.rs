@@ -92,10 +92,10 @@ impl PreparedPlan {
     /// See [`pack::arithmetic`].
     pub fn largest(&self, op: ReduceOp) -> Result<f32> {
         const SCALES: u8 = abi::AVERAGE | abi::PREMULTIPLY;
-        let Some(codec) = &self.plan.codec else {
-            return Ok(f32::INFINITY);
-        };
-        let largest = codec.description().errors.largest as f32;
+        // Messages inside groups may be cast to a type with a smaller range.
+        let codecs = [&self.plan.codec, &self.plan.intra].into_iter().flatten();
+        let largest = codecs.map(|codec| codec.description().errors.largest as f32);
+        let largest = largest.fold(f32::INFINITY, f32::min);
         // Averages encode contributions times a power of two.
         let (_, factor, flags) = pack::arithmetic(&self.plan, op)?;
         Ok(match flags & SCALES == SCALES {

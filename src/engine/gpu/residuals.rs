@@ -8,6 +8,7 @@
 
 use super::GpuEngine;
 use super::launch_order::LaunchOrder;
+use crate::codec::KernelIntra;
 use crate::codec::feedback::{self, BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
@@ -96,7 +97,8 @@ fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
             | (request.dtype as u64) << 16
             | (request.root as u64) << 32
             | (plan.specs.inter.kind as u64) << 24
-            | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 16)) << 40
+            | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 14)) << 40
+            | KernelIntra::of(plan.specs).map_or(0, |intra| intra as u64) << 54
             | (plan.algorithm as u64) << 56
             | BY_ELEMENT,
         count: plan.count as u64,
