@@ -118,6 +118,10 @@ fn bits_of_intra(codec: CodecSpec) -> u64 {
     (codec.kind as u64 + 1) | mixed >> 48 << 8
 }
 
+/// Codecs inside hosts that a signature can be decoded with: those that kernels have beside the codec between hosts.
+/// Proxies plan calls from their signatures.
+const DECODED_INTRA: [CodecKind; 3] = [CodecKind::Raw, CodecKind::Cast16, CodecKind::CastBf16];
+
 impl CallSignature {
     /// Sequence number of a call that a CUDA graph replays. Ranks may capture and replay graphs at
     /// different points of their order of calls, so a count would differ between them.
@@ -154,7 +158,7 @@ impl CallSignature {
     }
 
     /// Decodes a signature. Returns `None` if the words are no signature, or if they hold only a
-    /// digest of a lossy codec inside hosts.
+    /// digest of the codec inside hosts, unless it is raw, cast16 or cast_bf16.
     pub fn from_words(words: &[u64; SIGNATURE_WORDS]) -> Option<CallSignature> {
         let byte = |shift: u32| (words[0] >> shift) as u8;
         if byte(0) != FORMAT_VERSION {
@@ -163,10 +167,10 @@ impl CallSignature {
         let codec = CodecSpec::from_word(words[4])?;
         let intra = match words[0] >> 40 {
             0 => codec,
-            bits if bits == bits_of_intra(CodecSpec::RAW) && codec != CodecSpec::RAW => {
-                CodecSpec::RAW
-            }
-            _ => return None,
+            bits => DECODED_INTRA
+                .into_iter()
+                .map(CodecSpec::of)
+                .find(|&intra| bits == bits_of_intra(intra) && intra != codec)?,
         };
         let collective = Collective::from_number(byte(8).into())?;
         let (place, fused) = match has_place(collective) {
@@ -415,6 +419,11 @@ mod tests {
                 assert_ne!(call(one).words(), call(other).words(), "{one}, {other}");
             }
         }
+        for intra in ["dynamic8", "raw", "cast16", "cast_bf16"] {
+            let call = call(intra);
+            assert_eq!(CallSignature::from_words(&call.words()), Some(call));
+        }
+        assert_eq!(CallSignature::from_words(&call("linear8").words()), None);
         let text = call("dynamic8").to_string();
         assert!(
             text.contains("codec dynamic8:block=256, algorithm hierarchical"),

@@ -289,7 +289,17 @@ pub fn has_bits_of_host_engine(
     judge: impl Fn(&Case, &[Done]) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
     let nranks = world.nranks();
-    let [on_gpu, on_host] = both_engines(world, cases, |most| most / 4 * 5)?;
+    let (on_gpu, limits) = outputs(world, cases, None)?;
+    let mut host_world = world.on_host_memory(&limits);
+    // A fused kernel encodes a rank's part as one chunk, so a host slot must hold it.
+    let part = |case: &Case| match (case.call.collective, case.call.algorithm) {
+        (Collective::AllReduce, Some(Algorithm::Direct)) => case.call.count.div_ceil(nranks),
+        _ => case.call.count,
+    };
+    let most = cases.iter().map(part).max().unwrap_or(0);
+    let slot = (most / 4 * 5 + 1024).next_multiple_of(64);
+    host_world.config.slot_bytes = host_world.config.slot_bytes.max(slot);
+    let (on_host, _) = outputs(&host_world, cases, Some(limits))?;
     for (case, (on_gpu, on_host)) in cases.iter().zip(on_gpu.iter().zip(&on_host)) {
         judge(case, on_gpu)?;
         for (rank, (on_gpu, on_host)) in on_gpu.iter().zip(on_host).enumerate() {
@@ -308,41 +318,6 @@ pub fn has_bits_of_host_engine(
         }
     }
     Ok(())
-}
-
-/// Compares with the host engine like [`matches_host_engine`], whose calls have the codec of the communicator.
-pub fn equals_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
-    // Messages inside groups may be raw.
-    let [on_gpu, on_host] = both_engines(world, cases, |most| 4 * most)?;
-    for (case, (on_gpu, on_host)) in cases.iter().zip(on_gpu.iter().zip(&on_host)) {
-        for (rank, (on_gpu, on_host)) in on_gpu.iter().zip(on_host).enumerate() {
-            case.same_numbers(&on_gpu.output, &on_host.output, rank, world.nranks())
-                .map_err(|why| Stop::Wrong(format!("{why} (expected is the host engine)")))?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns all ranks' outputs by case, on GPUs and by the host engine; `bytes` returns the largest message of so many
-/// elements.
-fn both_engines(
-    world: &World,
-    cases: &[Case],
-    bytes: impl Fn(usize) -> usize,
-) -> Result<[Vec<Vec<Done>>; 2], Stop> {
-    let nranks = world.nranks();
-    let (on_gpu, limits) = outputs(world, cases, None)?;
-    let mut host_world = world.on_host_memory(&limits);
-    // A fused kernel encodes a rank's part as one chunk, so a host slot must hold it.
-    let part = |case: &Case| match (case.call.collective, case.call.algorithm) {
-        (Collective::AllReduce, Some(Algorithm::Direct)) => case.call.count.div_ceil(nranks),
-        _ => case.call.count,
-    };
-    let most = cases.iter().map(part).max().unwrap_or(0);
-    let slot = (bytes(most) + 1024).next_multiple_of(64);
-    host_world.config.slot_bytes = host_world.config.slot_bytes.max(slot);
-    let (on_host, _) = outputs(&host_world, cases, Some(limits))?;
-    Ok([on_gpu, on_host])
 }
 
 /// Returns all ranks' outputs by case, and the limits that set the chunk sizes. `limits` replaces

@@ -178,7 +178,7 @@ fn levels(setup: &Setup, world: &World, _: usize) -> Verdict {
     for codec in [
         "intra=raw,inter=linear8",
         "intra=cast16,inter=linear8",
-        "intra=cast_bf16,inter=minmax4",
+        "intra=cast_bf16,inter=dynamic8",
     ] {
         let mut world = world.clone();
         world.config.codec = codec.parse()?;
@@ -192,11 +192,17 @@ fn levels(setup: &Setup, world: &World, _: usize) -> Verdict {
         let kept = all
             .into_iter()
             .filter(|case| sums.contains(&case.call.collective));
-        let cases: Vec<Case> = kept.collect();
-        coded::equals_host_engine(&world, &cases)?;
+        let mut cases: Vec<Case> = kept.collect();
+        let (done, _) = coded::outputs(&world, &cases, None)?;
+        for (case, done) in cases.iter_mut().zip(&done) {
+            // The calls have the codec of the communicator, which decides their errors.
+            case.call.codec = Some(codec.parse()?);
+            case.judge(&case.inputs(world.nranks()), done, 0.0)
+                .map_err(|why| Stop::Wrong(format!("{codec}: {why}")))?;
+        }
         ran += cases.len();
     }
-    Ok(format!("{ran} cases, equal to the host engine"))
+    Ok(format!("{ran} cases"))
 }
 
 /// Replays graphs. A graph launch calls no function of cinch, so the proxies must notice its
