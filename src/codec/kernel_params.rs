@@ -4,45 +4,13 @@ use super::info::info;
 use super::kernel_info::KernelInfo;
 use super::{RoundingRandom, TABLE};
 use crate::cpu::FloatEnvironment;
-use crate::types::{CodecKind, CodecSetting, CodecSpec, ScaleRule};
+use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
 /// The codecs that have CUDA kernels; GPUs reject all others.
 pub const KERNEL_CODECS: [CodecKind; count(false)] = select(false);
 
 /// The codecs that also have fused CUDA kernels.
 pub const FUSED_CODECS: [CodecKind; count(true)] = select(true);
-
-/// How a kernel with a codec encodes messages for [`Level::Intra`](crate::types::Level::Intra), which are contributions.
-/// Numbers are part of exported residuals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum KernelIntra {
-    /// By the codec of all other messages.
-    Coded = 0,
-    /// Not at all.
-    Raw = 1,
-    /// By cast16.
-    Cast16 = 2,
-    /// By cast_bf16.
-    CastBf16 = 3,
-}
-
-impl KernelIntra {
-    /// Returns how the kernels of the codec between groups encode messages inside them; `None` if no kernel has both
-    /// codecs.
-    pub fn of(setting: CodecSetting) -> Option<KernelIntra> {
-        let [intra, inter] = [setting.intra, setting.inter].map(CodecSpec::is_lossy);
-        if !intra && !inter || !setting.is_by_level() {
-            return Some(KernelIntra::Coded);
-        }
-        match setting.intra.kind {
-            CodecKind::Raw => Some(KernelIntra::Raw),
-            CodecKind::Cast16 if inter => Some(KernelIntra::Cast16),
-            CodecKind::CastBf16 if inter => Some(KernelIntra::CastBf16),
-            _ => None,
-        }
-    }
-}
 
 /// Returns whether codec number `at` of [`TABLE`] has kernels; if `fused`, whether it has fused
 /// kernels.

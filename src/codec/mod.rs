@@ -55,8 +55,7 @@ mod wire;
 pub use info::{CodecInfo, MessageRange, info, message_range};
 pub use kernel_info::KernelInfo;
 pub use kernel_params::{
-    FUSED_CODECS, KERNEL_CODECS, KernelIntra, REFRESH_WORD, array_family, kernel_family,
-    kernel_params,
+    FUSED_CODECS, KERNEL_CODECS, REFRESH_WORD, array_family, kernel_family, kernel_params,
 };
 pub(crate) use minmax::{decode_range, encode_range};
 pub use random::RoundingRandom;

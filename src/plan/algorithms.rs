@@ -3,10 +3,10 @@
 use super::Request;
 use super::candidate::ChannelRings;
 use super::limits::Limits;
-use crate::codec::{Codec, KernelIntra, Reencode};
+use crate::codec::{Codec, Reencode};
 use crate::gpu::abi::MAX_PEERS;
 use crate::schedule::{self, SchedulePattern};
-use crate::types::{Algorithm, Collective, Level, ScaleRule};
+use crate::types::{Algorithm, Collective, KernelIntra, Level, ScaleRule};
 use std::collections::BTreeSet;
 
 /// The codecs of [`Level::Intra`] and [`Level::Inter`], in this order; `None` for raw.

@@ -15,12 +15,12 @@ use super::limits::{GpuLimits, Limits};
 use super::link_time::LinkWork;
 use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
-use crate::codec::{Codec, FUSED_CODECS, KernelIntra};
+use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::{Error, Result};
 use crate::gpu::abi::{LINE_BYTES, MAX_PEERS};
 use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{
-    Algorithm, Collective, DType, Kernel, KernelProtocol, Level, Protocol, ScaleRule,
+    Algorithm, Collective, DType, Kernel, KernelIntra, KernelProtocol, Level, Protocol, ScaleRule,
 };
 
 /// Largest number of channels of a raw (not encoded) call below [`LARGE_BYTES`]. Larger calls may

@@ -5,10 +5,10 @@ use super::candidate::Candidate;
 use super::encoded_tiles::TILE;
 use super::fused_blocks::{FUSED_SHARE, coded_share};
 use super::limits::{GpuLimits, Limits};
-use crate::codec::{KernelIntra, info};
+use crate::codec::info;
 use crate::gpu_links::LinkClass;
 use crate::schedule::{CostCounts, Op, Schedule, StepPeers};
-use crate::types::{Algorithm, CodecKind, Kernel, Level, Protocol};
+use crate::types::{Algorithm, CodecKind, Kernel, KernelIntra, Level, Protocol};
 
 /// Bytes of the busiest rank's messages in one pass: the larger of those sent and received.
 #[derive(Clone, Copy, Debug)]

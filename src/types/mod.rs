@@ -11,6 +11,7 @@ mod codec_spec;
 mod collective;
 mod device;
 mod dtype;
+mod kernel_intra;
 mod named_enum;
 mod raw_reason;
 mod reduce_op;
@@ -26,6 +27,7 @@ pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule}
 pub use collective::{Collective, Extent, InPlace};
 pub use device::DeviceChoice;
 pub use dtype::{DType, Element};
+pub use kernel_intra::KernelIntra;
 pub use raw_reason::RawReason;
 pub use reduce_op::{ReduceOp, Scalar};
 pub(crate) use signature::SEQUENCE_WORD;

@@ -2,7 +2,8 @@
 //! call thus fail at the first bytes instead of hanging.
 
 use super::{
-    Algorithm, CallTuning, CodecKind, CodecSpec, Collective, DType, Kernel, Protocol, ReduceOp,
+    Algorithm, CallTuning, CodecKind, CodecSpec, Collective, DType, Kernel, KernelIntra, Protocol,
+    ReduceOp,
 };
 use std::fmt;
 use std::num::NonZeroU8;
@@ -118,10 +119,6 @@ fn bits_of_intra(codec: CodecSpec) -> u64 {
     (codec.kind as u64 + 1) | mixed >> 48 << 8
 }
 
-/// Codecs inside hosts that a signature can be decoded with: those that kernels have beside the codec between hosts.
-/// Proxies plan calls from their signatures.
-const DECODED_INTRA: [CodecKind; 3] = [CodecKind::Raw, CodecKind::Cast16, CodecKind::CastBf16];
-
 impl CallSignature {
     /// Sequence number of a call that a CUDA graph replays. Ranks may capture and replay graphs at
     /// different points of their order of calls, so a count would differ between them.
@@ -158,7 +155,7 @@ impl CallSignature {
     }
 
     /// Decodes a signature. Returns `None` if the words are no signature, or if they hold only a
-    /// digest of the codec inside hosts, unless it is raw, cast16 or cast_bf16.
+    /// digest of the codec inside hosts, unless it is one of [`KernelIntra::OWN_CODECS`].
     pub fn from_words(words: &[u64; SIGNATURE_WORDS]) -> Option<CallSignature> {
         let byte = |shift: u32| (words[0] >> shift) as u8;
         if byte(0) != FORMAT_VERSION {
@@ -167,9 +164,10 @@ impl CallSignature {
         let codec = CodecSpec::from_word(words[4])?;
         let intra = match words[0] >> 40 {
             0 => codec,
-            bits => DECODED_INTRA
+            // Proxies plan calls of kernels from their signatures.
+            bits => KernelIntra::OWN_CODECS
                 .into_iter()
-                .map(CodecSpec::of)
+                .map(|(kind, _)| CodecSpec::of(kind))
                 .find(|&intra| bits == bits_of_intra(intra) && intra != codec)?,
         };
         let collective = Collective::from_number(byte(8).into())?;

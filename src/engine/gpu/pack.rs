@@ -13,14 +13,13 @@
 //! enough of them, as a ring does, or its messages are independent of each other, as those of an all_to_all, and
 //! take several launches. A message is in the same launch at both ends, so no launch waits for a later one.
 
-use crate::codec::KernelIntra;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{self, Combine, KernelWork};
 use crate::gpu::abi::{MAX_PEERS, MAX_RANKS};
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, ChunkPlace, Op, Own, Schedule, SchedulePattern};
-use crate::types::{Collective, Level, ReduceOp, Scalar};
+use crate::types::{Collective, KernelIntra, Level, ReduceOp, Scalar};
 
 /// A rank's steps of one pass in one launch, in the form that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,13 +8,13 @@
 
 use super::GpuEngine;
 use super::launch_order::LaunchOrder;
-use crate::codec::KernelIntra;
 use crate::codec::feedback::{self, BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
 use crate::sys::log::{self, Level};
+use crate::types::KernelIntra;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
