@@ -112,10 +112,12 @@ static void verdicts(cinch_loss_scaler_t *scaler) {
     OK(cinch_loss_scaler_step(scaler, all, 2, &apply));
     CHECK(apply == 0);
 
+    OK(cinch_report_default(&report));
+    FAILS(cinch_report_add_statistics(&report, all), CINCH_ERROR_INVALID_ARGUMENT, "verdict of its output alone");
+    all[0].has_input = 1;
     all[0].non_finite = 3;
     all[0].sum_squares = 25;
     all[0].abs_max = 4;
-    OK(cinch_report_default(&report));
     OK(cinch_report_add_statistics(&report, all));
     CHECK((report.valid & CINCH_REPORT_INPUT) != 0 && report.non_finite == 3);
     CHECK(report.l2_norm == 5 && report.abs_max == 4);
@@ -133,6 +135,11 @@ static void verdicts(cinch_loss_scaler_t *scaler) {
     call.dtype = CINCH_F32;
     call.statistics = all;
     FAILS(cinch_call(&call, NULL), CINCH_ERROR_UNSUPPORTED, "call.statistics");
+    call.verdict_only = 2;
+    FAILS(cinch_call(&call, NULL), CINCH_ERROR_INVALID_ARGUMENT, "verdict_only is 2");
+    call.verdict_only = 1;
+    call.statistics = NULL;
+    FAILS(cinch_call(&call, NULL), CINCH_ERROR_INVALID_ARGUMENT, "statistics are NULL");
 }
 
 static void loss_scale(void) {

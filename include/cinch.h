@@ -733,9 +733,13 @@ typedef struct {
      */
     uint32_t known;
     /**
+     * 1 if the four fields of the contribution were taken; 0 if they are 0 because the call took the verdict alone.
+     */
+    uint32_t has_input;
+    /**
      * Reserved; a call sets them to 0.
      */
-    uint32_t reserved[6];
+    uint32_t reserved[5];
 } cinch_statistics_t;
 
 /**
@@ -876,6 +880,12 @@ typedef struct {
      * `cinch_statistics_read` reads them. On host memory `cinch_report_t` has those of calls with a codec.
      */
     cinch_statistics_t *statistics;
+    /**
+     * 1: `statistics` get the verdict of the output alone, and 0 in the fields of the contribution. The kernels of large
+     * reductions, and those of codecs, take it from what they store; the contribution's fields cost another
+     * kernel that reads the input.
+     */
+    int verdict_only;
 } cinch_call_t;
 
 /**
@@ -1378,7 +1388,7 @@ cinch_result_t cinch_statistics_read(cinch_comm_t *comm,
  * `CINCH_REPORT_INPUT` of its field `valid`, to statistics in host memory. A call on a GPU cannot report
  * them itself, because it returns before it runs.
  *
- * `CINCH_ERROR_INVALID_ARGUMENT` if no call has written the statistics.
+ * `CINCH_ERROR_INVALID_ARGUMENT` if no call has written the statistics, or if the call took the verdict alone.
  */
 cinch_result_t cinch_report_add_statistics(cinch_report_t *report,
                                            const cinch_statistics_t *statistics);
@@ -1730,7 +1740,8 @@ cinch_result_t cinch_loss_scaler_step(cinch_loss_scaler_t *scaler,
 
 /**
  * Stores the number of NaN and infinite values among `count` elements of `dtype` in host memory in
- * `*found`. On GPUs the call that writes the elements takes the verdict (`cinch_call_t.statistics`).
+ * `*found`. On GPUs the call that writes the elements takes the verdict (`cinch_call_t.statistics`, with
+ * `verdict_only` where nothing else is of interest).
  */
 cinch_result_t cinch_count_non_finite(const void *data,
                                       size_t count,

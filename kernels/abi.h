@@ -194,6 +194,8 @@ struct cinch_step {
   uint32_t send_mask;
 };
 
+struct cinch_statistics; /* channel/statistics.h */
+
 /* The header of the residuals of one tensor in device memory: the part of its elements that lossy
  * encoding dropped. Two arrays of cinch_work.span fp32 numbers follow at CINCH_RESIDUALS_BYTES. A
  * call reads array `turn` and writes the other one. Residual i belongs to element i of the message;
@@ -229,6 +231,8 @@ struct cinch_work {
   struct cinch_residuals *residuals; /* of error feedback; 0 without it */
   uint64_t span;                     /* elements of an array of residuals */
   struct cinch_scales *scales;       /* of a codec with a scale for each chunk; else 0 */
+  struct cinch_statistics *statistics; /* where the call writes its statistics, with the verdict of its
+                                          output; 0: nowhere, or another kernel writes them */
   uint32_t parts;
   uint32_t passes;
   uint16_t first_block;
@@ -239,8 +243,9 @@ struct cinch_work {
   uint16_t nsteps;
   uint8_t combine; /* cinch_combine */
   uint8_t flags;
-  uint8_t ends; /* 1: the last launch of its call, after which kept scales are a call older */
-  uint8_t unused;
+  uint8_t ends; /* 1: the last launch of its call, which writes the call's statistics, and after which
+                   kept scales are a call older */
+  uint8_t has_input; /* 1: a kernel before has taken the statistics of the input */
   struct cinch_codec_words codec;
 };
 
@@ -302,10 +307,10 @@ static_assert(sizeof(cinch_comm_view) == 616, "abi");
 static_assert(offsetof(cinch_comm_view, fifo) == 544, "abi");
 static_assert(offsetof(cinch_comm_view, ranks) == 584, "abi");
 static_assert(sizeof(cinch_step) == 24, "abi");
-static_assert(sizeof(cinch_work) == 168, "abi");
+static_assert(sizeof(cinch_work) == 176, "abi");
 static_assert(sizeof(cinch_residuals) == 8, "abi");
 static_assert(sizeof(cinch_scales) == 8, "abi");
-static_assert(offsetof(cinch_work, codec) == 136, "abi");
+static_assert(offsetof(cinch_work, codec) == 144, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
 static_assert(sizeof(cinch_oneshot_args) == 784, "abi");
 static_assert(offsetof(cinch_oneshot_args, codec) == 736, "abi");

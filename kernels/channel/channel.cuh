@@ -111,6 +111,7 @@ struct Channel {
   cinch_step steps[KEPT_STEPS];
   uint8_t peers[KEPT_PEERS + 2 * BATCH_PEERS];
   uint32_t stopped[2];
+  uint32_t has_non_finite;  // not 0: the block has stored an element that is not finite (prims/verdict.cuh)
 };
 
 // Returns the block's channel. Callers use this function instead of passing a reference, so that

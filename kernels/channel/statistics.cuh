@@ -1,10 +1,11 @@
-// Statistics of an array, in three levels of partial sums:
+// Statistics of a call, in three levels of partial sums:
 //
 //   thread  LaneSums               registers, during a loop over tiles
 //   block   BlockSums              shared memory, with an entry for each warp
 //   call    cinch_statistics_sums  device memory, to which blocks add
 //
-// Elements that are not finite, or whose squares leave the range of fp32, take a slow path.
+// Elements that are not finite, or whose squares leave the range of fp32, take a slow path. The interpreter takes part at
+// the level of the call: its blocks add the verdicts of their outputs.
 #pragma once
 
 #include "channel/block.cuh"
@@ -12,6 +13,36 @@
 #include "channel/statistics.h"
 
 namespace cinch {
+
+// States that one of the call's blocks has ended; there are `blocks` of them. The last one to arrive writes the result,
+// and leaves the sums zero. One thread of each block calls this, once its part is in the sums.
+__device__ __forceinline__ void end_statistics(cinch_statistics_sums &sums, cinch_statistics &result,
+                                               uint32_t has_input, uint32_t blocks) {
+  __threadfence();  // SYNC POINT statistics: this block's part is there
+  if (atomicAdd(&sums.arrived, 1u) + 1 != blocks) return;
+  __threadfence();  // SYNC POINT statistics: the parts of all blocks are there
+  volatile cinch_statistics_sums &all = sums;
+  result.saturated = all.saturated;
+  result.non_finite = all.non_finite;
+  result.sum_squares = all.sum_squares;
+  result.abs_max = double_of(all.abs_max);
+  result.verdict = all.verdict;
+  result.known = CINCH_VERDICT_NON_FINITE;
+  result.has_input = has_input;
+  for (uint32_t k = 0; k < 5; ++k) result.unused[k] = 0;
+  all.saturated = 0;
+  all.non_finite = 0;
+  all.sum_squares = 0;
+  all.abs_max = 0;
+  all.verdict = 0;
+  all.arrived = 0;
+}
+
+// Returns the sums of a communicator's calls.
+__device__ __forceinline__ cinch_statistics_sums &statistics_sums(const cinch_comm_view &comm) {
+  const cinch_cursor *end = comm.cursors + (uint64_t)CINCH_PROTOCOLS * CINCH_MAX_CHANNELS * comm.nranks;
+  return *(cinch_statistics_sums *)((uintptr_t)end + CINCH_SUMS_OFFSET);
+}
 
 // The partial sums of a block. Warps add to entries of their own, and count rare elements in common.
 struct BlockSums {
@@ -71,30 +102,6 @@ struct BlockSums {
   __device__ __forceinline__ void record_non_finite() {
     volatile uint32_t &recorded = verdict;
     if (recorded == 0) recorded = CINCH_VERDICT_NON_FINITE;
-  }
-
-  // Adds these sums as add_to does. The last of the launch's `blocks` to arrive writes the result,
-  // and leaves the call's sums zero.
-  __device__ __forceinline__ void end(cinch_statistics_sums &sums, cinch_statistics &result,
-                                      uint32_t blocks) const {
-    add_to(sums);
-    __threadfence();  // SYNC POINT statistics: this block's part is there
-    if (atomicAdd(&sums.arrived, 1u) + 1 != blocks) return;
-    __threadfence();  // SYNC POINT statistics: the parts of all blocks are there
-    volatile cinch_statistics_sums &all = sums;
-    result.saturated = all.saturated;
-    result.non_finite = all.non_finite;
-    result.sum_squares = all.sum_squares;
-    result.abs_max = double_of(all.abs_max);
-    result.verdict = all.verdict;
-    result.known = CINCH_VERDICT_NON_FINITE;
-    for (uint32_t k = 0; k < 6; ++k) result.unused[k] = 0;
-    all.saturated = 0;
-    all.non_finite = 0;
-    all.sum_squares = 0;
-    all.abs_max = 0;
-    all.verdict = 0;
-    all.arrived = 0;
   }
 };
 

@@ -1,6 +1,6 @@
 /*
- * The interface between the host and the kernels that take the statistics of a call, as abi.h is for all
- * others. src/gpu/abi has the same types in Rust, and its tests compile this header.
+ * The statistics of a call, and the interface between the host and the kernels that read its input and output for
+ * them, as abi.h is for all others. src/gpu/abi has the same types in Rust, and its tests compile this header.
  */
 #ifndef CINCH_STATISTICS_H
 #define CINCH_STATISTICS_H
@@ -28,10 +28,11 @@ struct cinch_statistics {
   double abs_max;      /* of the finite elements */
   uint32_t verdict;    /* CINCH_VERDICT_NON_FINITE */
   uint32_t known;      /* the verdicts that were taken */
-  uint32_t unused[6];
+  uint32_t has_input;  /* 1: the fields of the contribution were taken; 0: they are 0 */
+  uint32_t unused[5];
 };
 
-/* The partial sums of a call's blocks. Zero between calls. */
+/* The partial sums of a call's blocks, CINCH_SUMS_OFFSET bytes behind the cursors. Zero between calls. */
 struct cinch_statistics_sums {
   uint64_t saturated;
   uint64_t non_finite;
@@ -41,8 +42,9 @@ struct cinch_statistics_sums {
   uint32_t arrived; /* blocks that have finished the output */
 };
 
-/* The arguments of a kernel. One launch before the call takes the statistics of the input; another one
- * behind it takes the verdict of the output, and writes the result. */
+/* The arguments of a kernel. One launch before the call takes the statistics of the input, if they are wanted. Another
+ * one behind it takes the verdict of the output and writes the result, unless the call's kernel does
+ * (cinch_work.statistics). */
 struct cinch_statistics_args {
   const void *elements;
   uint64_t count;
@@ -51,6 +53,8 @@ struct cinch_statistics_args {
   uint64_t factor;
   uint32_t flags; /* CINCH_PREMULTIPLY, CINCH_FACTOR_AT: of a pre-multiplied sum */
   float largest;  /* finite numbers beyond it saturate in the codec; infinite if none do */
+  uint32_t has_input; /* of the result */
+  uint32_t unused;
 };
 
 #ifdef __cplusplus
@@ -58,7 +62,7 @@ struct cinch_statistics_args {
 
 static_assert(sizeof(cinch_statistics) == 64, "abi");
 static_assert(sizeof(cinch_statistics_sums) == 40, "abi");
-static_assert(sizeof(cinch_statistics_args) == 48, "abi");
+static_assert(sizeof(cinch_statistics_args) == 56, "abi");
 #endif
 
 #endif

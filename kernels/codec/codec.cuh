@@ -294,6 +294,16 @@ class WarpCodec {
     }
   }
 
+  // Returns whether the numbers of the codes' block are below `limit` in magnitude. The elements that codes from an encoder
+  // decode to are then below 512 times the limit. Codecs without numbers return false.
+  static CINCH_HD bool is_below(const Codes &codes, float limit) {
+    if constexpr (numbers == 2) {
+      return magnitude_of(codes.number[0]) < limit && magnitude_of(codes.number[1]) < limit;
+    } else {
+      return scaled && magnitude_of(codes.number[0]) < limit;
+    }
+  }
+
   template <class Size>
   CINCH_HD void load(const uint8_t *wire, Size n, Size i, Codes &codes) const {
     Format::load(params_, wire, n, i, codes.code);

@@ -47,8 +47,6 @@ constexpr float LOWER = 0x1p-64f;
 constexpr uint32_t INFINITE = 0x7f800000u;
 constexpr uint32_t QUIET_NAN = 0x7fc00000u;
 
-CINCH_HD bool is_finite(float x) { return magnitude_of(x) < float_of(INFINITE); }
-
 // Returns the scale that a block with this largest magnitude has on the wire.
 CINCH_HD float scale_of(float abs_max) {
   return is_finite(abs_max) ? abs_max : float_of(QUIET_NAN);

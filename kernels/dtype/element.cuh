@@ -42,6 +42,18 @@ struct ElementBase {
   // Packs numbers of which none is NaN. It is faster than pack.
   static CINCH_HD uint4 pack_numbers(const Acc (&in)[N]) { return Self::pack(in); }
 
+  // Returns whether no element of a vector is NaN or infinite. Integers are finite.
+  static CINCH_HD bool are_finite(uint4 vector) {
+    bool all = true;
+    if constexpr (std::is_floating_point<Acc>::value) {
+      Acc x[N];
+      Self::unpack_any_nan(vector, x);
+      CINCH_UNROLL
+      for (int k = 0; k < N; ++k) all &= is_finite(x[k]);
+    }
+    return all;
+  }
+
   // Returns the smallest and the largest element in P vectors.
   template <int P>
   static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
@@ -199,14 +211,20 @@ struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
                 {Self::widen_high(low), Self::widen_high(high)});
   }
 
+  static CINCH_HD bool are_finite(uint4 vector) { return is_finite(larger_of_halves(magnitudes_of(vector))); }
+
   // Returns the largest magnitude in two vectors; it is not finite if any element is not.
   static CINCH_HD float largest_of(const uint4 (&vectors)[2]) {
-    const auto largest = [](uint4 v) {
-      return Self::larger_pair(Self::larger_pair(Self::magnitudes(v.x), Self::magnitudes(v.y)),
-                               Self::larger_pair(Self::magnitudes(v.z), Self::magnitudes(v.w)));
-    };
-    const uint32_t both = Self::larger_pair(largest(vectors[0]), largest(vectors[1]));
-    return larger_magnitude(Self::widen_low(both), Self::widen_high(both));
+    return larger_of_halves(Self::larger_pair(magnitudes_of(vectors[0]), magnitudes_of(vectors[1])));
+  }
+
+  // Return the largest magnitudes of the low and of the high halves, and the larger of the two.
+  static CINCH_HD uint32_t magnitudes_of(uint4 v) {
+    return Self::larger_pair(Self::larger_pair(Self::magnitudes(v.x), Self::magnitudes(v.y)),
+                             Self::larger_pair(Self::magnitudes(v.z), Self::magnitudes(v.w)));
+  }
+  static CINCH_HD float larger_of_halves(uint32_t pair) {
+    return larger_magnitude(Self::widen_low(pair), Self::widen_high(pair));
   }
 
   // Returns 16 bits: bit k is 1 if the finite element k of two vectors is below 0.

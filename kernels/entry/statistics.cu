@@ -77,11 +77,8 @@ __device__ __forceinline__ void sum_array(const cinch_statistics_args &args) {
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (args.result == nullptr) {
-    block.add_to(*args.sums);
-  } else {
-    block.end(*args.sums, *args.result, gridDim.x);
-  }
+  block.add_to(*args.sums);
+  if (args.result != nullptr) end_statistics(*args.sums, *args.result, args.has_input, gridDim.x);
 }
 
 }  // namespace cinch

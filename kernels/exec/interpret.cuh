@@ -27,6 +27,7 @@
 #include "channel/channel.cuh"
 #include "channel/feedback.cuh"
 #include "channel/scales.cuh"
+#include "channel/statistics.cuh"
 #include "fifo/fifo.cuh"
 #include "ptx/grid.cuh"
 
@@ -80,6 +81,7 @@ struct Walk {
 //   static constexpr int protocol
 //   static constexpr bool draws              whether its codec may round stochastically
 //   static constexpr bool keeps_scales       whether its codec may have a scale for each chunk
+//   static constexpr bool takes_verdict      whether it inspects outputs (prims/verdict.cuh)
 //   static void prepare(uint32_t threads)    fills tables in shared memory: called once by the
 //                                            movers, before a barrier among them
 //   static uint64_t factor_at(uint64_t)      loads the factor of a pre-multiplied sum
@@ -207,6 +209,13 @@ static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t
   }
 }
 
+// Adds the verdict of the block's output to the call's statistics. The last block of the call's last launch writes them.
+static __device__ __noinline__ void add_verdict(const cinch_comm_view &comm, const Channel &own) {
+  cinch_statistics_sums &sums = statistics_sums(comm);
+  if (own.has_non_finite) atomicOr(&sums.verdict, (uint32_t)CINCH_VERDICT_NON_FINITE);
+  if (own.work.ends) end_statistics(sums, *own.work.statistics, own.work.has_input, own.work.channels);
+}
+
 template <class Mover>
 __device__ __forceinline__ void interpret(const cinch_args &args) {
   Channel &own = this_channel();
@@ -242,6 +251,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     }
   }
   if (keeps_steps) steps = own.steps;
+  if (threadIdx.x == 0) own.has_non_finite = 0;
   if (threadIdx.x < 2) {
     own.stopped[threadIdx.x] = 0;
     own.slots[threadIdx.x].refresh = 0;
@@ -357,11 +367,13 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     if (!stop.is_set()) publisher.finish();
   }
   const bool ends_scales = Mover::keeps_scales && own.work.scales != nullptr && own.work.ends;
-  if (own.work.residuals != nullptr || ends_scales) {
+  const bool takes_verdict = Mover::takes_verdict && own.work.statistics != nullptr;
+  if (own.work.residuals != nullptr || ends_scales || takes_verdict) {
     __syncthreads();
     if (threadIdx.x == 0 && !stop.is_set()) {
       if (own.work.residuals != nullptr) end_feedback(*own.work.residuals, channels);
       if (ends_scales) end_scales(*own.work.scales, own.work.codec.word[REFRESH_WORD], channels);
+      if (takes_verdict) add_verdict(comm, own);
     }
   }
 }

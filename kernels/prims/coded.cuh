@@ -22,6 +22,7 @@
 #include "dtype/element.cuh"
 #include "fifo/wait.cuh"
 #include "prims/residuals.cuh"
+#include "prims/verdict.cuh"
 #include "prims/whole_tiles.cuh"
 
 namespace cinch {
@@ -32,6 +33,7 @@ class CodedSimple {
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = C::draws;
   static constexpr bool keeps_scales = C::keeps_scales;
+  static constexpr bool takes_verdict = true;
 
   static __device__ __forceinline__ void prepare(uint32_t threads) { C::prepare(threads); }
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
@@ -276,10 +278,25 @@ class CodedSimple {
 
   __device__ __forceinline__ void store_user(const Job &job, uint32_t at,
                                              const float (&x)[HELD]) const {
+    if (inspects()) inspect_rounded(x, valid(job, at));
     if (is_whole(job, at)) {
-      Lane::store_pieces(job.output + (uint64_t)Lane::mine(at) * SIZE, x, false);
+      store_whole(job.output, Lane::mine(at), x);
     } else {
       Lane::store_some(job.output, job.elements, Lane::mine(at), x);
+    }
+  }
+
+  static __device__ __forceinline__ void store_whole(uint8_t *to, uint32_t i, const float (&x)[HELD]) {
+    uint4 v[Lane::PIECES];
+    Lane::pack(x, false, v);
+    Lane::store_pieces(to + (uint64_t)i * SIZE, v);
+  }
+
+  // Inspects the first `there` elements as the element type will have them.
+  static __device__ __noinline__ void inspect_rounded(const float (&x)[HELD], uint32_t there) {
+#pragma unroll 1
+    for (uint32_t k = 0; k < there; ++k) {
+      if (!is_finite(E::widen(E::narrow(x[k])))) record_non_finite();
     }
   }
 
@@ -363,7 +380,7 @@ class CodedSimple {
     for (uint32_t t = 0; t < job.nsend; ++t) {
       uint8_t *slot = job.target(t);
       if (i + HELD <= job.elements) {
-        Lane::store_pieces(slot + (uint64_t)i * SIZE, x, false);
+        store_whole(slot, i, x);
       } else {
         Lane::store_some(slot, job.elements, i, x);
       }

@@ -34,6 +34,7 @@ class FlaggedMover {
  public:
   static constexpr bool draws = false;
   static constexpr bool keeps_scales = false;
+  static constexpr bool takes_verdict = false;
 
   static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {

@@ -55,10 +55,7 @@ struct Held {
     for (uint32_t k = 0; k < HELD; ++k) x[k] = E::widen(E::narrow(x[k]));
   }
 
-  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD],
-                                                      bool is_free_of_nan) {
-    uint4 v[PIECES];
-    pack(x, is_free_of_nan, v);
+  static __device__ __forceinline__ void store_pieces(uint8_t *to, const uint4 (&v)[PIECES]) {
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
   }

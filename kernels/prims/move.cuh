@@ -6,6 +6,7 @@
 #include "channel/channel.cuh"
 #include "fifo/wait.cuh"
 #include "prims/user.cuh"
+#include "prims/verdict.cuh"
 
 namespace cinch {
 
@@ -21,6 +22,7 @@ __device__ __forceinline__ uint32_t whole_tiles(const Job &job, uint32_t bytes) 
 
 // Moves the whole 16-byte pieces of an aligned chunk's last, partial tile. Returns how many whole
 // pieces the chunk has.
+template <class Output>
 __device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile, uint32_t bytes,
                                                    uint32_t size, bool writes) {
   const uint32_t inside = bytes & ~15u, first = tile * TILE_PIECES + lane_id();
@@ -41,6 +43,7 @@ __device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile
   if (writes) {
 #pragma unroll
     for (uint32_t u = 0; u < UNROLL; ++u) {
+      Output::inspect_end(v[u], first + u * WARP, inside);
       store_piece<Pieces::INSIDE>(job.output, first + u * WARP, inside, size, v[u]);
     }
   }
@@ -49,13 +52,14 @@ __device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile
 
 // Moves a partial or unaligned tile of elements of `size` bytes. The function is out of line, so
 // that the loop over whole tiles need not keep its registers.
+template <class Output>
 static __device__ __noinline__ void move_ragged_tile(const Job &job, uint32_t tile, uint32_t bytes,
                                                      uint32_t size) {
   const uint32_t pieces = (bytes + 15) / 16;
   const bool from_input = job.nrecv == 0;
   const bool writes = job.writes() && !(from_input && job.output == job.input);
   uint32_t i = tile * TILE_PIECES + lane_id();
-  if (job.aligned) i = max(i, move_last_tile(job, tile, bytes, size, writes) + lane_id());
+  if (job.aligned) i = max(i, move_last_tile<Output>(job, tile, bytes, size, writes) + lane_id());
 #pragma unroll 1
   for (; i < min(pieces, (tile + 1) * TILE_PIECES); i += WARP) {
     const uint4 v = from_input ? load_piece<Pieces::ANY>(job.input, i, bytes, size)
@@ -64,11 +68,15 @@ static __device__ __noinline__ void move_ragged_tile(const Job &job, uint32_t ti
     for (uint32_t t = 0; t < job.nsend; ++t) {
       store_piece<Pieces::WHOLE>(job.target(t), i, bytes, size, v);
     }
-    if (writes) store_piece<Pieces::ANY>(job.output, i, bytes, size, v);
+    if (writes) {
+      Output::inspect_end(v, i, bytes);
+      store_piece<Pieces::ANY>(job.output, i, bytes, size, v);
+    }
   }
 }
 
-// Moves tiles first to last - 1 of a chunk.
+// Moves tiles first to last - 1 of a chunk. Output is Inspected or Uninspected.
+template <class Output>
 __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint32_t last,
                                            uint32_t bytes, uint32_t size) {
   const bool from_input = job.nrecv == 0;
@@ -106,6 +114,7 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
       }
     }
     if (writes) {
+      Output::inspect(v);
 #pragma unroll
       for (uint32_t u = 0; u < UNROLL; ++u) store_vector(output + 16 * WARP * u, v[u]);
     }
@@ -114,7 +123,7 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
   }
 #pragma unroll 1
   for (uint32_t tile = max(first, whole); tile < last; ++tile) {
-    move_ragged_tile(job, tile, bytes, size);
+    move_ragged_tile<Output>(job, tile, bytes, size);
   }
 }
 
@@ -125,6 +134,7 @@ class MoveSimple {
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = false;
   static constexpr bool keeps_scales = false;
+  static constexpr bool takes_verdict = false;
 
   static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return address; }
@@ -139,7 +149,7 @@ class MoveSimple {
   }
 
   __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
-    move_tiles(job, first, last, job.elements * element_bytes(), element_bytes());
+    move_tiles<Uninspected>(job, first, last, job.elements * element_bytes(), element_bytes());
   }
 
  private:

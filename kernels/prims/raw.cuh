@@ -20,6 +20,7 @@ class RawSimple {
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = false;
   static constexpr bool keeps_scales = false;
+  static constexpr bool takes_verdict = std::is_floating_point<typename E::Acc>::value;
 
   static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
@@ -42,7 +43,7 @@ class RawSimple {
     const bool moves = job.op == CINCH_RECV || job.op == CINCH_RECV_COPY_SEND ||
                        ((job.op == CINCH_SEND || job.op == CINCH_COPY) && as_is);
     const uint32_t bytes = job.elements * SIZE;
-    if (moves) return move_tiles(job, first, last, bytes, SIZE);
+    if (moves) return move_tiles<MaybeInspected>(job, first, last, bytes, SIZE);
     const uint32_t whole = min(last, whole_tiles(job, bytes));
 #pragma unroll 1
     for (uint32_t tile = first; tile < whole; ++tile) {
@@ -60,6 +61,7 @@ class RawSimple {
       : work_(work), nranks_(nranks) {}
 
   using Acc = typename E::Acc;
+  using MaybeInspected = typename std::conditional<takes_verdict, Inspected<E>, Uninspected>::type;
   static constexpr uint32_t SIZE = sizeof(typename E::Storage);
   static constexpr uint32_t N = 16 / SIZE;
   static constexpr uint32_t NO_OWN = 0xff;
@@ -253,9 +255,11 @@ class RawSimple {
       }
     }
     if (!job.writes()) return;
+    if (P == Pieces::WHOLE) MaybeInspected::inspect(v);
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
       const uint32_t i = first + u * WARP;
+      if (P != Pieces::WHOLE) MaybeInspected::inspect_end(v[u], i, bytes);
       if (P == Pieces::WHOLE || 16 * i < bytes) store_piece<P>(job.output, i, bytes, SIZE, v[u]);
     }
   }

@@ -12,6 +12,7 @@
 #include "dtype/element.cuh"
 #include "prims/held.cuh"
 #include "prims/stage.cuh"
+#include "prims/verdict.cuh"
 
 namespace cinch {
 
@@ -130,6 +131,7 @@ class WholeTiles : Held<E> {
       if (keeps) {
         codec.decode(codes, x);
         pack(x, C::is_free_of_nan(codes), v);
+        inspect_decoded(codes, v);
         // All lanes have finished their loads of the previous tile.
         __syncwarp();
         Tiles::give(stage + SENT_TILE, v, output);
@@ -177,6 +179,7 @@ class WholeTiles : Held<E> {
         codec.decode(codes, x);
         uint4 v[PIECES];
         pack(x, C::is_free_of_nan(codes), v);
+        inspect_decoded(codes, v);
         Tiles::give(stage + j % 2 * Tiles::BYTES, v, output + (uint64_t)(t + j) * Tiles::BYTES);
       }
       __syncwarp();
@@ -267,7 +270,7 @@ class WholeTiles : Held<E> {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(average.limit(x[k]), share);
       }
-      bool is_free_of_nan = false;
+      bool is_free_of_nan = false, is_surely_finite = false;
       if (nsend > 0) {
         // With a scale, all elements of a block with a NaN have the same codes, whatever the NaN's
         // bits. Codecs without scales keep these bits, so a NaN is made canonical first.
@@ -280,19 +283,21 @@ class WholeTiles : Held<E> {
         if (output != nullptr) {
           codec.decode(codes, x);
           is_free_of_nan = C::is_free_of_nan(codes);
+          is_surely_finite = C::is_below(codes, SURELY_FINITE);
         }
       } else {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
       }
       if (output != nullptr) {
+        uint4 v[PIECES];
+        pack(x, is_free_of_nan, v);
+        if (!is_surely_finite) Inspected<E>::inspect(v);
         if (SMALL_BLOCKS) {
-          store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x, is_free_of_nan);
+          store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, v);
         } else {
           // All lanes have finished their loads of the previous tile.
           __syncwarp();
-          uint4 v[PIECES];
-          pack(x, is_free_of_nan, v);
           Tiles::give(stage + OUT_TILE, v, output + (uint64_t)t * Tiles::BYTES);
         }
       }
@@ -302,6 +307,14 @@ class WholeTiles : Held<E> {
 
  private:
   using Line = NumberLine<C>;
+
+  // Elements that decode from blocks with smaller numbers are finite in any element type.
+  static constexpr float SURELY_FINITE = std::is_same<E, F16>::value ? 0x1p6f : 0x1p118f;
+
+  // Inspects elements of the output, which the codes decode to.
+  static __device__ __forceinline__ void inspect_decoded(const Codes &codes, const uint4 (&v)[PIECES]) {
+    if (!C::is_below(codes, SURELY_FINITE)) Inspected<E>::inspect(v);
+  }
 
   // Returns the codec for a loop over whole tiles of a job.
   static __device__ __forceinline__ C codec_of(const cinch_work &work, const Job &job) {

@@ -108,6 +108,9 @@ CINCH_HD float add_down(float a, float b) {
 // Returns |x|. In this form the compiler folds it into the operand of most device instructions.
 CINCH_HD float magnitude_of(float x) { return fabsf(x); }
 
+CINCH_HD bool is_finite(float x) { return magnitude_of(x) < float_of(0x7f800000u); }
+CINCH_HD bool is_finite(double x) { return fabs(x) < double_of((uint64_t)0x7ff0 << 48); }
+
 // Returns the larger of two magnitudes; it is not finite if either element is not.
 CINCH_HD float larger_magnitude(float a, float b) {
 #if defined(__CUDA_ARCH__)

@@ -171,7 +171,8 @@ class cinch_statistics_t(ctypes.Structure):
         ("abs_max", c_double),
         ("verdict", c_uint32),
         ("known", c_uint32),
-        ("reserved", c_uint32 * 6),
+        ("has_input", c_uint32),
+        ("reserved", c_uint32 * 5),
     ]
 
 
@@ -210,6 +211,7 @@ class cinch_call_t(ctypes.Structure):
         ("stream", c_void_p),
         ("feedback", c_uint64),
         ("statistics", POINTER(cinch_statistics_t)),
+        ("verdict_only", c_int),
     ]
 
 

@@ -254,7 +254,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_step(
 }
 
 /// Stores the number of NaN and infinite values among `count` elements of `dtype` in host memory in
-/// `*found`. On GPUs the call that writes the elements takes the verdict (`cinch_call_t.statistics`).
+/// `*found`. On GPUs the call that writes the elements takes the verdict (`cinch_call_t.statistics`, with
+/// `verdict_only` where nothing else is of interest).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_count_non_finite(
     data: *const c_void,

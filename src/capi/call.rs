@@ -70,9 +70,13 @@ pub struct cinch_call_t {
     /// complete when the call has ended in its stream; a graph writes them again at each launch.
     /// `cinch_statistics_read` reads them. On host memory `cinch_report_t` has those of calls with a codec.
     pub statistics: *mut cinch_statistics_t,
+    /// 1: `statistics` get the verdict of the output alone, and 0 in the fields of the contribution. The kernels of large
+    /// reductions, and those of codecs, take it from what they store; the contribution's fields cost another
+    /// kernel that reads the input.
+    pub verdict_only: c_int,
 }
 
-cinch_struct!(cinch_call_t, magic 0xC1C4_0CA1, first 88, now 112);
+cinch_struct!(cinch_call_t, magic 0xC1C4_0CA1, first 88, now 120);
 
 /// Initialises `*call` with zeros: an all_reduce (sum) of 0 elements of `CINCH_I8`.
 ///
@@ -113,10 +117,28 @@ unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Resu
     let outputs = CallOutputs {
         report: target,
         statistics: call.statistics,
+        verdict_only: is_verdict_only(&call)?,
     };
     let (request, options) = (request_of(&call)?, options_of(&call)?);
     // SAFETY: the caller passes buffers and a stream that are valid for the call until it has run.
     unsafe { collectives::submit(call.comm, &request, |made| options.set(made), outputs) }
+}
+
+/// Returns whether the call takes the verdict of its output alone.
+///
+/// # Errors
+/// Invalid argument for another number than 0 and 1, or without statistics.
+fn is_verdict_only(call: &cinch_call_t) -> Result<bool> {
+    match call.verdict_only {
+        0 => Ok(false),
+        1 if !call.statistics.is_null() => Ok(true),
+        1 => Err(Error::invalid_argument(
+            "call.verdict_only is 1, but call.statistics are NULL: the verdict needs a place",
+        )),
+        other => Err(Error::invalid_argument(format!(
+            "call.verdict_only is {other}; it is 0 or 1"
+        ))),
+    }
 }
 
 /// Returns the communicator, the call and its buffers in host memory.
@@ -136,6 +158,7 @@ pub(super) unsafe fn bind(
     // SAFETY: the caller passes buffers that stay valid until the call has run.
     let (entry, mut made, buffers) = unsafe { collectives::bind(call.comm, &request)? };
     options.set(&mut made);
+    is_verdict_only(&call)?;
     match buffers {
         Buffers::Host(_) if !call.statistics.is_null() => Err(statistics::refused_on_host()),
         Buffers::Host(buffers) => Ok((entry, made, buffers)),

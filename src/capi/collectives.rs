@@ -228,12 +228,15 @@ pub(super) struct CallOutputs {
     pub report: ReportTarget,
     /// Statistics of the call; NULL for none.
     pub statistics: *mut cinch_statistics_t,
+    /// Whether the call takes the verdict of its output alone.
+    pub verdict_only: bool,
 }
 
 impl CallOutputs {
     const NONE: CallOutputs = CallOutputs {
         report: ReportTarget::NONE,
         statistics: std::ptr::null_mut(),
+        verdict_only: false,
     };
 
     /// Returns the buffers of a call that writes the statistics.
@@ -246,7 +249,12 @@ impl CallOutputs {
             Buffers::Gpu(buffers) => {
                 let address = self.statistics.addr() as u64;
                 // SAFETY: the caller keeps the statistics writable; `comm` checks where they are.
-                Ok(Buffers::Gpu(unsafe { buffers.with_statistics(address) }))
+                Ok(Buffers::Gpu(unsafe {
+                    match self.verdict_only {
+                        false => buffers.with_statistics(address),
+                        true => buffers.with_verdict(address),
+                    }
+                }))
             }
             Buffers::Host(_) => Err(statistics::refused_on_host()),
         }

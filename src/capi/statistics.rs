@@ -36,8 +36,10 @@ pub struct cinch_statistics_t {
     pub verdict: u32,
     /// Bits of `verdict` that were taken.
     pub known: u32,
+    /// 1 if the four fields of the contribution were taken; 0 if they are 0 because the call took the verdict alone.
+    pub has_input: u32,
     /// Reserved; a call sets them to 0.
-    pub reserved: [u32; 6],
+    pub reserved: [u32; 5],
 }
 
 const _: () = assert!(size_of::<cinch_statistics_t>() == size_of::<CallStatistics>());
@@ -52,6 +54,7 @@ impl From<&cinch_statistics_t> for CallStatistics {
             abs_max: from.abs_max,
             verdict: from.verdict,
             known: from.known,
+            has_input: from.has_input,
             unused: from.reserved,
         }
     }
@@ -66,6 +69,7 @@ impl From<&CallStatistics> for cinch_statistics_t {
             abs_max: from.abs_max,
             verdict: from.verdict,
             known: from.known,
+            has_input: from.has_input,
             reserved: from.unused,
         }
     }
@@ -111,7 +115,7 @@ pub unsafe extern "C" fn cinch_statistics_read(
 /// `CINCH_REPORT_INPUT` of its field `valid`, to statistics in host memory. A call on a GPU cannot report
 /// them itself, because it returns before it runs.
 ///
-/// `CINCH_ERROR_INVALID_ARGUMENT` if no call has written the statistics.
+/// `CINCH_ERROR_INVALID_ARGUMENT` if no call has written the statistics, or if the call took the verdict alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_report_add_statistics(
     report: *mut cinch_report_t,
@@ -125,6 +129,11 @@ pub unsafe extern "C" fn cinch_report_add_statistics(
             if statistics[0].known == 0 {
                 return Err(Error::invalid_argument(
                     "no call has written the statistics",
+                ));
+            }
+            if statistics[0].has_input == 0 {
+                return Err(Error::invalid_argument(
+                    "the call took the verdict of its output alone: set call.verdict_only to 0",
                 ));
             }
             ReportTarget::new(report)?.add(&statistics[0]);

@@ -4,8 +4,9 @@
 //! **All ranks decide alike without exchanging a message.** A value that is not finite reaches every
 //! rank through any codec (see [`crate::manual::numerics`]). A sum that overflows does so on every
 //! rank. Every rank thus finds the same [`count_non_finite`] in the *output* of its all_reduce, or in
-//! all outputs of a step, and decides by this count. On a GPU the calls count while they run: pass
-//! their [`CallStatistics`] to [`LossScaler::step`]. Do not use `Report::input`: it covers only the
+//! all outputs of a step, and decides by this count. On a GPU the calls take this verdict while they run
+//! ([`DeviceBuffers::with_verdict`](crate::mem::DeviceBuffers::with_verdict)): pass their [`CallStatistics`] to
+//! [`LossScaler::step`]. Do not use `Report::input`: it covers only the
 //! data that this rank encoded.
 //!
 //! **Codecs that saturate need one more check.** They replace a value or sum beyond their largest

@@ -20,8 +20,10 @@ pub struct CallStatistics {
     pub verdict: u32,
     /// Bits of `verdict` that were taken.
     pub known: u32,
+    /// 1 if the fields of the contribution were taken; 0 if the call took the verdict alone.
+    pub has_input: u32,
     /// Reserved, always 0.
-    pub unused: [u32; 6],
+    pub unused: [u32; 5],
 }
 
 impl CallStatistics {
@@ -54,7 +56,8 @@ impl CallStatistics {
             abs_max: f64::from_bits(word(3)),
             verdict: word(4) as u32,
             known: (word(4) >> 32) as u32,
-            unused: [0; 6],
+            has_input: word(5) as u32,
+            unused: [0; 5],
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::interpreter_work::{Buffers, Residuals, Scales, Work};
 use super::library::{Library, starts};
+use cinch::CallStatistics;
 use cinch::codec::kernel_params;
 use cinch::cpu::Isa;
 use cinch::engine::gpu::kernels;
@@ -10,8 +11,8 @@ use cinch::engine::gpu::pack::{self, PackedSchedule, WorkBuffer};
 use cinch::engine::gpu::signature_hash;
 use cinch::error::ErrorKind;
 use cinch::gpu::abi::{
-    CodecWords, CommView, Control, KernelWork, MAX_PEERS, ScheduleArgs, Trouble, WORK_BUFFER_BYTES,
-    cursors_bytes,
+    CodecWords, CommView, Control, KernelWork, MAX_PEERS, SUMS_OFFSET, ScheduleArgs,
+    StatisticsSums, Trouble, WORK_BUFFER_BYTES, cursors_bytes,
 };
 use cinch::mem::PeerBufferLayout;
 use cinch::plan::{Limits, Plan, Planner};
@@ -71,6 +72,8 @@ pub struct RankMemory {
     pub residuals: Option<Residuals>,
     /// With a codec that keeps scales.
     pub scales: Option<Scales>,
+    /// With a kernel that writes them.
+    pub statistics: Option<CallStatistics>,
 }
 
 /// The memory of all ranks of a communicator, and the number of calls that they have made.
@@ -89,6 +92,7 @@ impl World {
     /// Creates ranks with these limits, whose peer buffers have the layout `shape`.
     pub fn new(limits: Limits, shape: PeerBufferLayout) -> World {
         let ranks = limits.nranks;
+        let words = (cursors_bytes(ranks) + SUMS_OFFSET + size_of::<StatisticsSums>()) / 8;
         let control = Control {
             abort: 0,
             unused: [0; 31],
@@ -98,7 +102,7 @@ impl World {
             limits,
             peer_buffers: vec![vec![0; shape.bytes().div_ceil(16)]; ranks * ranks],
             shape,
-            cursors: vec![vec![0; cursors_bytes(ranks) / 8]; ranks],
+            cursors: vec![vec![0; words]; ranks],
             controls: vec![control; ranks],
             calls: HashMap::new(),
         }
@@ -312,6 +316,9 @@ fn work_item(work: &Work, sequence: u64, plan: &Plan, memory: &mut RankMemory) -
         (one.residuals, one.span) = residuals.place();
     }
     one.scales = memory.scales.as_mut().map_or(0, Scales::address);
+    one.statistics = memory.statistics.as_mut().map_or(0, |place| {
+        std::ptr::from_mut(place).expose_provenance() as u64
+    });
     one.codec = codec_words(plan, sequence);
     one
 }

@@ -11,7 +11,7 @@ use super::library::starts;
 use crate::support::{self, Rng};
 use cinch::codec::{KERNEL_CODECS, kernel_family};
 use cinch::config::FileChoice;
-use cinch::engine::gpu::kernels::{KERNEL_PREFIX, name_for};
+use cinch::engine::gpu::kernels::{KERNEL_PREFIX, name_for, takes_verdict};
 use cinch::gpu::abi::MAX_PEERS;
 use cinch::mem::PeerBufferLayout;
 use cinch::plan::{GpuLimits, Limits, MachineFacts, Plan, Resident};
@@ -22,7 +22,7 @@ use cinch::types::{
     Algorithm, Call, CodecKind, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Scalar,
     ScaleRule, TransportKind,
 };
-use cinch::{Config, ReduceOp, UserBuffers};
+use cinch::{CallStatistics, Config, ReduceOp, UserBuffers};
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -272,7 +272,7 @@ fn work_of(
             (false, true) => 2,
             (false, false) => 1,
         },
-        is_poisoned: keeps && rng.below(2) == 0,
+        is_poisoned: dtype.is_float() && rng.below(if keeps { 2 } else { 4 }) == 0,
     }
 }
 
@@ -354,6 +354,9 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
             buffers: Buffers::new(work, rank),
             residuals: work.call.feedback.map(|_| Residuals::new(work)),
             scales: work.call.tensor.map(|_| Scales::new(work, &plans[rank])),
+            // Messages take no statistics.
+            statistics: (takes_verdict(&plans[rank]) && !work.call.collective.is_message())
+                .then_some(OLD_STATISTICS),
         };
         let mut memory: Vec<_> = (0..nranks).map(memory).collect();
         for time in 0..work.times {
@@ -365,6 +368,9 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
             let mut outputs = memory.iter_mut().zip(expected).enumerate();
             let differs = outputs.find_map(|(rank, (memory, expected))| {
                 let output = memory.buffers.output(work);
+                if let Some(wrong) = verdict_of(work, &output, memory) {
+                    return Some(format!("{work}: call {time}, rank {rank}: {wrong}"));
+                }
                 let expected = &expected[time * output.len()..][..output.len()];
                 let at = difference(work.call.dtype, &output, expected)?;
                 let size = work.call.dtype.size();
@@ -387,6 +393,32 @@ fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec
     };
     check_together(kernels, &mut world, checked, wrong);
     works.len()
+}
+
+/// Statistics of another call, which the next one replaces.
+const OLD_STATISTICS: CallStatistics = CallStatistics {
+    saturated: 77,
+    non_finite: 77,
+    sum_squares: 77.0,
+    abs_max: 77.0,
+    verdict: 77,
+    known: 77,
+    has_input: 77,
+    unused: [77; 5],
+};
+
+/// Returns what is wrong with the statistics that a call's kernel has written.
+fn verdict_of(work: &Work, output: &[u8], memory: &mut RankMemory) -> Option<String> {
+    let found = memory.statistics?;
+    memory.statistics = Some(OLD_STATISTICS);
+    let elements = output.chunks(work.call.dtype.size());
+    let is_finite = |element| value(work.call.dtype, element).is_finite();
+    let expected = CallStatistics {
+        verdict: u32::from(!elements.into_iter().all(is_finite)),
+        known: CallStatistics::NON_FINITE,
+        ..CallStatistics::default()
+    };
+    (found != expected).then(|| format!("{found:?}, not {expected:?}"))
 }
 
 /// Launches of several calls that are checked for each number of ranks and file.
@@ -444,6 +476,7 @@ fn check_together(
                 buffers: Buffers::new(work, rank),
                 residuals: None,
                 scales: None,
+                statistics: None,
             };
             (0..work.nranks).map(rank).collect::<Vec<_>>()
         };

@@ -28,7 +28,7 @@ pub struct Work {
     /// How often the call is made, with other data each time. Error feedback and kept scales act from the second time
     /// on.
     pub times: usize,
-    /// Whether an element is not finite in the second of several calls.
+    /// Whether an element is not finite, or large, in the second of several calls or the only one.
     pub is_poisoned: bool,
 }
 
@@ -124,9 +124,13 @@ impl Work {
             ..self.data
         };
         let mut input = data.vec(rank, elements);
-        if self.is_poisoned && time == 1 && rank + 1 == self.nranks && elements > 0 {
+        let is_now = time == 1 || self.times == 1;
+        if self.is_poisoned && is_now && rank + 1 == self.nranks && elements > 0 {
             let at = elements * 2 / 3 * dtype.size();
-            set_value(dtype, f64::NAN, &mut input[at..][..dtype.size()]);
+            // Sums with the large element may leave the range of the type.
+            let large = if dtype.size() == 1 { 400.0 } else { 6e4 };
+            let x = [f64::NAN, f64::INFINITY, large][(self.data.seed % 3) as usize];
+            set_value(dtype, x, &mut input[at..][..dtype.size()]);
         }
         input
     }

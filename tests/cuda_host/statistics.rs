@@ -85,7 +85,7 @@ fn run(
     let mut sums = StatisticsSums::default();
     let mut result = CallStatistics {
         saturated: 77,
-        unused: [7; 6],
+        unused: [7; 5],
         ..CallStatistics::default()
     };
     let word = factor.map(|factor| cinch::reduce::factor_word(dtype, Scalar::Float(factor)));
@@ -97,6 +97,8 @@ fn run(
         factor: word.as_ref().map_or(0, |word| *word.as_ref().unwrap()),
         flags: factor.map_or(0, |_| PREMULTIPLY.into()),
         largest: LARGEST.to_bits(),
+        has_input: 1,
+        unused: 0,
     };
     let name = CString::new(dtype.to_string()).unwrap();
     let place = std::ptr::from_mut(&mut result).expose_provenance() as u64;
@@ -116,6 +118,7 @@ fn expected(dtype: DType, (input, factor): (&[u8], Option<f64>), output: &[u8]) 
     };
     let mut expected = CallStatistics {
         known: CallStatistics::NON_FINITE,
+        has_input: 1,
         ..CallStatistics::default()
     };
     for x in values(input) {

@@ -14,6 +14,14 @@ use std::time::Duration;
 /// Time limit of a call; a longer call fails the test.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Fields of its statistics that a call takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    All,
+    /// The verdict of the output alone.
+    Verdict,
+}
+
 /// Memory and streams of one rank. Cases alternate between the two streams.
 pub enum Arena {
     Gpu {
@@ -166,18 +174,24 @@ impl Arena {
         Ok(unsafe { DeviceBuffers::new(input, output, stream.handle().addr()) })
     }
 
-    /// Returns the buffers of [`Arena::buffers`] for a call that writes its statistics to byte `at` of the memory.
+    /// Returns the buffers of [`Arena::buffers`] for a call that writes its statistics to byte `at` of the memory, all of
+    /// them or the verdict alone.
     pub fn buffers_with_statistics(
         &self,
         input: (usize, usize),
         output: (usize, usize),
-        at: usize,
+        (at, takes): (usize, Takes),
         stream: &Stream,
     ) -> Result<DeviceBuffers<'_>> {
         let address = self.memory()?.place(at, size_of::<CallStatistics>())?;
         let buffers = self.buffers(input, output, stream)?;
         // SAFETY: `place` keeps the statistics within the memory, which no other call uses meanwhile.
-        Ok(unsafe { buffers.with_statistics(address) })
+        Ok(unsafe {
+            match takes {
+                Takes::All => buffers.with_statistics(address),
+                Takes::Verdict => buffers.with_verdict(address),
+            }
+        })
     }
 
     /// Returns the statistics at byte `at`, once the work of `stream` has ended.

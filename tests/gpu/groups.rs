@@ -1,7 +1,7 @@
 //! Small collectives of a group, which share launches: their outputs, with and without codecs, statistics and replays, and
 //! the time of a group beside that of separate launches.
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Takes};
 use crate::case::{Case, Done, GUARD, Values};
 use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -105,9 +105,10 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
 /// Two ranks have a message behind this call of the group.
 const MESSAGE_BEHIND: usize = 8;
 
-/// Returns whether a call takes statistics, which ranks do not do alike.
-fn takes_statistics(at: usize, rank: usize) -> bool {
-    at % 5 == rank % 3
+/// Returns the statistics that a call takes, which ranks do not do alike.
+fn statistics_of(at: usize, rank: usize) -> Option<Takes> {
+    let takes = [Takes::All, Takes::Verdict][at / 5 % 2];
+    (at % 5 == rank % 3).then_some(takes)
 }
 
 /// Returns the offset of a call's statistics in its arena.
@@ -138,11 +139,12 @@ fn run(
         for (at, (case, arena)) in cases.iter().zip(arenas).enumerate() {
             let layout = case.layout(rank, nranks);
             let (input, output) = (layout.input, layout.output);
-            let buffers = match takes_statistics(at, rank) {
-                true => {
-                    arena.buffers_with_statistics(input, output, place(case, nranks), stream)?
+            let buffers = match statistics_of(at, rank) {
+                Some(takes) => {
+                    let place = (place(case, nranks), takes);
+                    arena.buffers_with_statistics(input, output, place, stream)?
                 }
-                false => arena.buffers(input, output, stream)?,
+                None => arena.buffers(input, output, stream)?,
             };
             group.add_on(comm, &case.call_of(rank), buffers)?;
             if at == MESSAGE_BEHIND && rank < 2 {
@@ -185,11 +187,11 @@ fn run(
             &images[at],
         );
         let stray = (0..layout.bytes).find(|&byte| image[byte] != before[byte] && !is_output(byte));
-        if takes_statistics(at, rank) {
+        if let Some(takes) = statistics_of(at, rank) {
             let found = arena.statistics(comm, place(case, nranks), stream)?;
             let output = &image[first..first + bytes];
             let input = case.input(rank, nranks);
-            statistics::judge(&case.call_of(rank), &input, output, &found)
+            statistics::judge((&case.call_of(rank), takes), &input, output, &found)
                 .map_err(|stop| stop.context(format!("call {at}, {case}")))?;
         }
         done.push(Done {

@@ -1,8 +1,8 @@
 //! Tests the statistics that calls write: of their contribution, and the verdict of their output. They are compared
 //! with a loop over the input and the output, for calls with and without a codec, and in graphs. Another
-//! check prints what they cost.
+//! check prints what they and the verdict alone cost.
 
-use crate::arena::{Arena, PATIENCE};
+use crate::arena::{Arena, PATIENCE, Takes};
 use crate::case::{Case, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
@@ -99,8 +99,10 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
         let bytes = cases.iter().map(|case| place(case, nranks) + 64);
         let arenas = world.arenas(bytes.max().unwrap_or(0))?;
         world.run(|comm| {
-            for case in &cases {
-                check(case, comm, &arenas[comm.rank()]).map_err(|stop| stop.context(case))?;
+            for (number, case) in cases.iter().enumerate() {
+                let takes = [Takes::All, Takes::Verdict][number / 2 % 2];
+                let checked = check(case, takes, comm, &arenas[comm.rank()]);
+                checked.map_err(|stop| stop.context(format!("{takes:?} of {case}")))?;
             }
             Ok(())
         })?;
@@ -113,21 +115,21 @@ fn place(case: &Case, nranks: usize) -> usize {
     case.bytes(nranks).next_multiple_of(256)
 }
 
-fn check(case: &Case, comm: &Communicator, arena: &Arena) -> Result<(), Stop> {
+fn check(case: &Case, takes: Takes, comm: &Communicator, arena: &Arena) -> Result<(), Stop> {
     let (rank, nranks) = (comm.rank(), comm.nranks());
     let input = case.input(rank, nranks);
     arena.prepare(case, rank, nranks, &input)?;
     let (at, layout) = (place(case, nranks), case.layout(rank, nranks));
     arena.write(at, &[0xee; size_of::<CallStatistics>()])?;
     let stream = arena.stream()?;
-    let buffers = |input, output| arena.buffers_with_statistics(input, output, at, stream);
+    let buffers = |input, output| arena.buffers_with_statistics(input, output, (at, takes), stream);
     comm.call_on(&case.call_of(rank), buffers(layout.input, layout.output)?)?;
     let found = arena.statistics(comm, at, stream)?;
     let mut output = vec![0; layout.output.1];
     if !output.is_empty() {
         arena.read(layout.output.0, &mut output)?;
     }
-    judge(&case.call_of(rank), &input, &output, &found)
+    judge((&case.call_of(rank), takes), &input, &output, &found)
 }
 
 /// Returns the number beyond which finite elements saturate in the codec of a call.
@@ -140,7 +142,12 @@ fn largest(call: &Call) -> Result<f64, Stop> {
 }
 
 /// Compares the statistics of a call with a loop over its input and its output.
-pub fn judge(call: &Call, input: &[u8], output: &[u8], found: &CallStatistics) -> Result<(), Stop> {
+pub fn judge(
+    (call, takes): (&Call, Takes),
+    input: &[u8],
+    output: &[u8],
+    found: &CallStatistics,
+) -> Result<(), Stop> {
     let dtype = call.dtype;
     let values = |all: &[u8]| -> Vec<f64> {
         let elements = all.chunks_exact(dtype.size());
@@ -155,6 +162,8 @@ pub fn judge(call: &Call, input: &[u8], output: &[u8], found: &CallStatistics) -
         ..CallStatistics::default()
     };
     let largest = largest(call)?;
+    expected.has_input = u32::from(takes == Takes::All);
+    let input = if takes == Takes::All { input } else { &[] };
     for x in values(input) {
         let x = match dtype {
             DType::F64 => x * factor,
@@ -198,14 +207,16 @@ fn replays(setup: &Setup) -> Verdict {
         let (rank, arena) = (comm.rank(), &arenas[comm.rank()]);
         let stream = arena.stream()?;
         let mut calls = Vec::new();
-        for text in ["raw", "linear8", "cast16"] {
+        for text in ["raw", "raw", "cast16", "linear8"] {
             let mut call = Call::new(Collective::AllReduce, DType::F32, COUNT);
             call.codec = text.parse().ok();
             calls.push(call);
         }
-        for call in calls {
+        for (number, call) in calls.into_iter().enumerate() {
             let (input, output) = ((0, 4 * COUNT), (4 * COUNT, 4 * COUNT));
-            let buffers = || arena.buffers_with_statistics(input, output, 8 * COUNT, stream);
+            let takes = |number| [Takes::All, Takes::Verdict][number % 2];
+            let place = (8 * COUNT, takes(number));
+            let buffers = || arena.buffers_with_statistics(input, output, place, stream);
             let graph = Graph::capture(stream, CaptureMode::ThreadLocal, |_| {
                 comm.call_on(&call, buffers()?).map(|_| ())
             })?;
@@ -228,7 +239,7 @@ fn replays(setup: &Setup) -> Verdict {
                 let saturates = call
                     .codec
                     .is_some_and(|codec| codec.to_string() == "cast16");
-                judge(&call, &data, &result, &found)
+                judge((&call, takes(number)), &data, &result, &found)
                     .map_err(|stop| stop.context(format!("launch {launch}, {:?}", call.codec)))?;
                 let is_spoiled = launch == 1;
                 ensure(found.has_non_finite_output() == Some(is_spoiled), || {
@@ -245,7 +256,7 @@ fn replays(setup: &Setup) -> Verdict {
         }
         Ok(())
     })?;
-    Ok("4 launches of 3 graphs".into())
+    Ok("4 launches of 4 graphs".into())
 }
 
 /// Calls that cannot have statistics, or statistics in a wrong place, are refused before anything is queued.
@@ -269,7 +280,8 @@ fn refusals(setup: &Setup) -> Verdict {
         ] {
             let mut call = Call::new(collective, dtype, 16);
             call.peer = 1;
-            let buffers = arena.buffers_with_statistics((0, 64), (64, 64), at, stream)?;
+            let buffers =
+                arena.buffers_with_statistics((0, 64), (64, 64), (at, Takes::All), stream)?;
             match comm.call_on(&call, buffers) {
                 Ok(_) => {
                     return Stop::wrong(format!("{collective} of {dtype} at {at} was accepted"));
@@ -306,7 +318,8 @@ fn extents(setup: &Setup) -> Verdict {
         for (number, count) in [COUNT, 0].into_iter().enumerate() {
             let call = Call::new(Collective::AllReduce, DType::F32, count);
             let (at, stream) = (2 * ROOM + 64 * number, &streams[number]);
-            let buffers = arena.buffers_with_statistics((0, ROOM), (ROOM, ROOM), at, stream)?;
+            let buffers =
+                arena.buffers_with_statistics((0, ROOM), (ROOM, ROOM), (at, Takes::All), stream)?;
             group.add_on(comm, &call, buffers)?;
         }
         group.run()?;
@@ -317,6 +330,7 @@ fn extents(setup: &Setup) -> Verdict {
                 sum_squares: 4.0 * count as f64,
                 abs_max: if count > 0 { 2.0 } else { 0.0 },
                 known: CallStatistics::NON_FINITE,
+                has_input: 1,
                 ..CallStatistics::default()
             };
             ensure(found == expected, || format!("{count} elements: {found:?}"))?;
@@ -326,7 +340,7 @@ fn extents(setup: &Setup) -> Verdict {
     Ok("2 calls of a group".into())
 }
 
-/// Measures all_reduces of 64 MiB with and without statistics, in turn.
+/// Measures all_reduces of 64 MiB without statistics, with all of them, and with the verdict alone, in turn.
 fn cost(setup: &Setup, gpus: usize) -> Verdict {
     const BYTES: usize = 64 << 20;
     const CALLS: u32 = 50;
@@ -353,7 +367,9 @@ fn cost(setup: &Setup, gpus: usize) -> Verdict {
                 arena.write(at, &data)?;
             }
             let (input, output) = ((0, BYTES), (BYTES, BYTES));
-            let mut best = [Duration::MAX; 2];
+            let with_statistics =
+                |takes| arena.buffers_with_statistics(input, output, (2 * BYTES, takes), stream);
+            let mut best = [Duration::MAX; 3];
             for round in 0..10 {
                 for (with, best) in best.iter_mut().enumerate() {
                     comm.barrier()?;
@@ -361,7 +377,8 @@ fn cost(setup: &Setup, gpus: usize) -> Verdict {
                     for _ in 0..CALLS {
                         let buffers = match with {
                             0 => arena.buffers(input, output, stream)?,
-                            _ => arena.buffers_with_statistics(input, output, 2 * BYTES, stream)?,
+                            1 => with_statistics(Takes::All)?,
+                            _ => with_statistics(Takes::Verdict)?,
                         };
                         comm.call_on(&call, buffers)?;
                     }
@@ -373,10 +390,13 @@ fn cost(setup: &Setup, gpus: usize) -> Verdict {
             }
             Ok(best)
         })?;
-        let [without, with] = times[0].map(|time| time.as_secs_f64() * 1e6);
-        let percent = 100.0 * (with / without - 1.0);
+        let [without, all, verdict] = times[0].map(|time| time.as_secs_f64() * 1e6);
+        let percent = |with: f64| 100.0 * (with / without - 1.0);
         lines.push(format!(
-            "{dtype} {text}: {without:.1} us without, {with:.1} us with ({percent:+.1} %)"
+            "{dtype} {text}: {without:.1} us without, {all:.1} us with all ({:+.1} %), {verdict:.1} us with the verdict \
+             ({:+.1} %)",
+            percent(all),
+            percent(verdict)
         ));
     }
     Ok(lines.join("; "))

@@ -334,6 +334,15 @@ pub fn name_for(plan: &Plan) -> String {
     }
 }
 
+/// Returns whether the kernel of [`name_for`] takes the verdict of what it stores: those of codecs and of reductions of
+/// floats, in schedules of protocol simple.
+pub fn takes_verdict(plan: &Plan) -> bool {
+    let is_simple =
+        (plan.kernel.kernel, plan.kernel.protocol) == (Kernel::Schedule, Protocol::Simple);
+    let inspects = plan.codec.is_some() || plan.collective.reduces() && plan.dtype.is_float();
+    is_simple && inspects
+}
+
 /// Returns all names that [`name_for`] can return.
 fn names() -> Vec<String> {
     let suffixes = ["", "_ll", "_ll128"];

@@ -86,6 +86,13 @@ impl PreparedPlan {
         self.plan.pattern.nranks == 1 && !multiplies
     }
 
+    /// Returns whether the call's kernel takes the verdict of the output and writes the call's statistics. A call without
+    /// steps on this rank has no kernel.
+    pub fn writes_statistics(&self, op: ReduceOp) -> bool {
+        let has_steps = self.packed.iter().any(|packed| !packed.steps.is_empty());
+        has_steps && !self.only_copies(op) && kernels::takes_verdict(&self.plan)
+    }
+
     /// Returns the number beyond which finite elements of the input saturate in the codec; infinity if none do.
     ///
     /// # Errors
@@ -127,6 +134,14 @@ impl PreparedPlan {
         }
         work.scales = kept.scales.map_or(0, |memory| memory.address());
         work.ends = u8::from(kept.ends);
+        if let Some(address) = call
+            .buffers
+            .statistics()
+            .filter(|_| self.writes_statistics(call.request.op))
+        {
+            work.statistics = address;
+            work.has_input = u8::from(call.buffers.takes_input_statistics());
+        }
         // A GPU has fewer channels than 2^16.
         work.first_channel = first_channel as u16;
         work.codec = codec_words(&self.plan, signature[SEQUENCE_WORD]);

@@ -1,4 +1,5 @@
-//! Statistics of calls: a kernel of its own reads the input before the call, and the output behind it.
+//! Statistics of calls. A kernel of its own reads the input before the call if they are wanted. The call's kernel takes
+//! the verdict of the output and writes the result, or else another kernel behind it.
 
 use super::kernels::STATISTICS_PREFIX;
 use super::launch::PreparedPlan;
@@ -36,8 +37,7 @@ pub(super) enum StatisticsArray {
 }
 
 impl GpuEngine {
-    /// Queues `what`, the launches of a call. If the call takes statistics, those of its input are queued before, and
-    /// those of its output behind.
+    /// Queues `what`, the launches of a call, and before and behind it the other launches that its statistics need.
     pub(super) fn with_statistics(
         &mut self,
         call: &GpuCall<'_>,
@@ -48,9 +48,14 @@ impl GpuEngine {
         if call.buffers.statistics().is_none() {
             return what(self);
         }
-        self.take_input_statistics(call, run, (stream, capture))?;
+        if call.buffers.takes_input_statistics() {
+            self.take_input_statistics(call, run, (stream, capture))?;
+        }
         what(self)?;
-        self.take_output_statistics(call, (stream, capture))
+        match run.writes_statistics(call.request.op) {
+            true => Ok(()),
+            false => self.take_output_statistics(call, (stream, capture)),
+        }
     }
 
     /// Queues the statistics of a call's input, if it has one.
@@ -123,6 +128,8 @@ impl GpuEngine {
             factor,
             flags: flags.into(),
             largest: largest.to_bits(),
+            has_input: call.buffers.takes_input_statistics().into(),
+            unused: 0,
         };
         let most = u64::from(self.context.device().multiprocessors) * BLOCKS_PER_MULTIPROCESSOR;
         let blocks = args.count.div_ceil(BLOCK_ELEMENTS).clamp(1, most) as u32;

@@ -180,6 +180,8 @@ pub struct KernelWork {
     pub span: u64,
     /// Device address of the [`ScalesHeader`] of a codec with a scale for each chunk; 0 without one.
     pub scales: u64,
+    /// Address to which the kernel writes the call's statistics, with the verdict of its output; 0 if it writes none.
+    pub statistics: u64,
     /// Number of chunks into which a pass divides its range of elements.
     pub parts: u32,
     /// Number of passes, over all channels.
@@ -200,10 +202,10 @@ pub struct KernelWork {
     pub combine: u8,
     /// Bits [`PREMULTIPLY`] to [`INTRA`].
     pub flags: u8,
-    /// 1 for the last launch of its call, after which kept scales are a call older.
+    /// 1 for the last launch of its call, which writes the statistics, and after which kept scales are a call older.
     pub ends: u8,
-    /// Padding, always 0.
-    pub unused: u8,
+    /// 1 if a kernel before has taken the statistics of the input.
+    pub has_input: u8,
     /// Parameters of the codec.
     pub codec: CodecWords,
 }
@@ -302,14 +304,18 @@ pub struct StatisticsArgs {
     pub flags: u32,
     /// Bits of the fp32 number beyond which finite numbers saturate in the codec; infinite if none do.
     pub largest: u32,
+    /// 1 if the result has statistics of the input.
+    pub has_input: u32,
+    /// Padding, always 0.
+    pub unused: u32,
 }
 
-const _: () = assert!(size_of::<StatisticsArgs>() == 48);
-const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 168);
+const _: () = assert!(size_of::<StatisticsArgs>() == 56);
+const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 176);
 const _: () = assert!(size_of::<ScheduleArgs>() == ARGS_BYTES && size_of::<OneshotArgs>() == 784);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, overflow) == 616);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, work_buffer) == 640);
-const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 136);
+const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 144);
 const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceFinishSend as u8 == 8);
 
 /// Returns the bytes of work items or steps, as the kernel reads them.
@@ -325,5 +331,5 @@ pub(crate) fn plain_bytes<T: Plain>(items: &[T]) -> &[u8] {
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: the fields take 24 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelStep {}
-// SAFETY: the fields take 168 bytes, and an assertion in this file proves that the struct does too.
+// SAFETY: the fields take 176 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelWork {}

@@ -33,11 +33,13 @@ fn rust_layout() -> String {
     fields!("cinch_residuals", ResidualsHeader, turn arrived);
     fields!("cinch_scales", ScalesHeader, calls arrived);
     fields!("cinch_work", KernelWork, input output count chunk factor signature signature_hash residuals
-        span scales parts passes first_block channels first_channel stages steps nsteps combine flags ends unused
-        codec);
-    fields!("cinch_statistics", CallStatistics, saturated non_finite sum_squares abs_max verdict known unused);
+        span scales statistics parts passes first_block channels first_channel stages steps nsteps combine flags ends
+        has_input codec);
+    fields!("cinch_statistics", CallStatistics, saturated non_finite sum_squares abs_max verdict known has_input
+        unused);
     fields!("cinch_statistics_sums", StatisticsSums, saturated non_finite sum_squares abs_max verdict arrived);
-    fields!("cinch_statistics_args", StatisticsArgs, elements count sums result factor flags largest);
+    fields!("cinch_statistics_args", StatisticsArgs, elements count sums result factor flags largest has_input
+        unused);
     fields!("cinch_args", ScheduleArgs, comm overflow nworks nsteps npeers unused work_buffer);
     fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor
         signature_hash signature words share combine flags element_bytes root phases tile_lines unused

@@ -9,6 +9,7 @@ pub struct DeviceBuffers<'a> {
     output: (u64, usize),
     stream: usize,
     statistics: u64,
+    verdict_only: bool,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -30,6 +31,7 @@ impl<'a> DeviceBuffers<'a> {
             output,
             stream,
             statistics: 0,
+            verdict_only: false,
             borrow: PhantomData,
         }
     }
@@ -43,6 +45,19 @@ impl<'a> DeviceBuffers<'a> {
     pub unsafe fn with_statistics(self, address: u64) -> DeviceBuffers<'a> {
         DeviceBuffers {
             statistics: address,
+            ..self
+        }
+    }
+
+    /// Makes the call write statistics as [`DeviceBuffers::with_statistics`] does, but take the verdict of its output
+    /// alone, which costs large calls next to nothing.
+    ///
+    /// # Safety
+    /// As for the output in [`DeviceBuffers::new`].
+    pub unsafe fn with_verdict(self, address: u64) -> DeviceBuffers<'a> {
+        DeviceBuffers {
+            statistics: address,
+            verdict_only: true,
             ..self
         }
     }
@@ -77,6 +92,11 @@ impl<'a> DeviceBuffers<'a> {
     /// Returns the address of the call's statistics, if it takes any.
     pub fn statistics(&self) -> Option<u64> {
         (self.statistics != 0).then_some(self.statistics)
+    }
+
+    /// Returns whether the call takes statistics of its input.
+    pub fn takes_input_statistics(&self) -> bool {
+        self.statistics != 0 && !self.verdict_only
     }
 
     /// Returns the driver's handle of the stream.

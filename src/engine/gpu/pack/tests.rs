@@ -391,6 +391,7 @@ fn independent_steps_form_batches() {
 
 #[test]
 fn work_buffer_has_the_layout_of_the_header() {
+    const SIZE: usize = 176;
     let mut work_buffer = WorkBuffer::default();
     for rank in [0, 1] {
         let plan = case(Collective::AllReduce, Algorithm::Direct, 3, 2).plan(rank);
@@ -407,7 +408,7 @@ fn work_buffer_has_the_layout_of_the_header() {
     let [works, steps, peers] = work_buffer.counts().map(|count| count as usize);
     assert_eq!(
         (works, work_buffer.len()),
-        (2, 2 * 168 + 24 * steps + peers)
+        (2, 2 * SIZE + 24 * steps + peers)
     );
     let mut bytes = vec![0xee; work_buffer.len() + 1];
     work_buffer.write(&mut bytes);
@@ -416,14 +417,14 @@ fn work_buffer_has_the_layout_of_the_header() {
     let half = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
     // Checks the second work item: its output address, first block, first step and alignment flag, then the
     // first peer of its first step.
-    assert_eq!((word(168 + 8), half(168 + 120)), (72, 2));
-    assert_eq!(usize::from(half(168 + 128)) * 2, steps);
+    assert_eq!((word(SIZE + 8), half(SIZE + 128)), (72, 2));
+    assert_eq!(usize::from(half(SIZE + 136)) * 2, steps);
     assert_eq!(
-        (bytes[133] & abi::ALIGNED, bytes[168 + 133] & abi::ALIGNED),
+        (bytes[141] & abi::ALIGNED, bytes[SIZE + 141] & abi::ALIGNED),
         (4, 0)
     );
-    let first = 336 + 24 * (steps / 2);
+    let first = 2 * SIZE + 24 * (steps / 2);
     assert_eq!(usize::from(half(first + 12)), peers / 2);
-    let peer = bytes[336 + 24 * steps + peers / 2];
+    let peer = bytes[2 * SIZE + 24 * steps + peers / 2];
     assert_eq!(peer, 2, "rank 1 of 3 sends to rank 2 first");
 }
