@@ -103,13 +103,16 @@ impl GpuCodecs {
     /// been read. Work queued on `stream` afterwards runs behind the copy.
     ///
     /// # Errors
-    /// Invalid argument for bytes that are no whole elements, and for a misaligned address; invalid usage if
-    /// the stream is being captured; the errors of [`GpuCodecs::encode`]; timeout if the stream makes no
-    /// progress. After a timeout or a driver's error the memory at `address` is undefined.
+    /// Invalid argument for bytes that are no whole elements, and for a misaligned address; the errors of
+    /// [`GpuCodecs::encode`]; timeout if the stream makes no progress. After a timeout or a driver's error the memory at
+    /// `address` is undefined.
+    ///
+    /// In a capture nothing is read yet: each replay copies what `src` has then, with the same `draw`.
     ///
     /// # Safety
     /// `address` is memory of this GPU, with as many bytes as `src` has, and `stream` exists on the GPU. No
-    /// other code frees or uses the memory while the copy runs in the stream.
+    /// other code frees or uses the memory while the copy runs in the stream. If the copy is captured, `src` stays as long
+    /// as the graph may be replayed, and no code writes it during a replay.
     pub unsafe fn copy_to_device(
         &self,
         spec: CodecSpec,

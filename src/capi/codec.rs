@@ -192,8 +192,12 @@ pub unsafe extern "C" fn cinch_decode(
 ///
 /// The copy starts after earlier work of `stream`, a stream of that GPU, and before later work. The
 /// call returns when the host array may be reused. To the GPU, that is when the array has been read, as
-/// with `cudaMemcpyAsync` from pageable memory. To the host, that is when the copy is complete. It
-/// cannot be captured. After an error the contents of `dst` are undefined.
+/// with `cudaMemcpyAsync` from pageable memory. To the host, that is when the copy is complete.
+/// After an error the contents of `dst` are undefined.
+///
+/// In a capture nothing is copied yet. Each replay of the graph copies the elements that `src` has then, with the same
+/// `draw`; both arrays must stay as long as there are replays. The graph keeps pinned memory for two pieces of 512 Ki
+/// elements a thread, and as much on the GPU. Replays of one captured copy must not run at the same time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_copy(
     codec: *const c_char,
@@ -224,7 +228,7 @@ pub unsafe extern "C" fn cinch_copy(
 /// on it. `dsts` and `streams` have `ndsts` entries: `dsts[i]` is GPU memory, which no other array overlaps, and
 /// `streams[i]` is a stream of its GPU. Otherwise the call is as `cinch_copy`: it returns when `src` has been
 /// read, and each array is complete in the order of its stream. With several GPUs it returns when all have read
-/// the encoding, so the slowest of the streams delays the others.
+/// the encoding, so the slowest of the streams delays the others. In a capture all `streams` are one stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_copy_to_gpus(
     codec: *const c_char,

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{
     CUevent_wait_flags, CUstream, CUstream_flags, CUstream_st, CuResult, Handle,
 };
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -137,6 +137,28 @@ impl Stream {
                 .api()
                 .cuStreamWaitEvent(self.handle(), event.handle(), flags as c_uint)
         })
+    }
+
+    /// Queues a call of `function` with `data` behind the stream's work. It runs on a thread of the driver.
+    ///
+    /// # Errors
+    /// The driver's errors.
+    ///
+    /// # Safety
+    /// `function` takes `data` whenever the call runs, in replays too. It calls no driver function.
+    pub unsafe fn host_function(
+        &self,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Result<()> {
+        let _bound = self.context.bind()?;
+        let driver = self.context.driver();
+        // SAFETY: the value keeps its stream, and the caller guarantees the call.
+        let queued = unsafe {
+            let api = driver.api();
+            api.cuLaunchHostFunc(self.handle(), Some(function), data)
+        };
+        driver.check("cuLaunchHostFunc", queued)
     }
 
     /// Returns whether work that is queued now is recorded into a graph instead of executed.

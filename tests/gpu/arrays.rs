@@ -11,12 +11,13 @@ use crate::options::Options;
 use cinch::arrays::{CodecKernels, CopyTarget, DeviceCodec, Elements, HostCopier};
 use cinch::arrays::{Layout, StandAlone};
 use cinch::cpu::Isa;
-use cinch::gpu::{CaptureMode, DeviceMemory, Graph, Stream};
+use cinch::gpu::{CaptureMode, Context, DeviceMemory, Graph, Stream};
 use cinch::reduce::{narrow, widen};
 use cinch::testing::{Random, has_near_ties};
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, ErrorKind, Result};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// Byte that fills the memory around arrays.
@@ -47,6 +48,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
         Check::new("arrays/refusals", 1, refusals),
         Check::new("arrays/graph", 1, graph),
         Check::new("arrays/copies", 1, copies).within(limit),
+        Check::new("arrays/captured-copies", 1, captured_copies).within(limit),
         Check::new("arrays/copies-to-several", 1, copies_to_several).within(limit),
         Check::new("arrays/copies-to-2-gpus", 2, copies_to_several).within(limit),
         Check::new("sanitize/arrays", 1, sanitized).within(280),
@@ -335,12 +337,19 @@ fn refusals(_: &Setup) -> Verdict {
     }
     let copier = HostCopier::new(bench.kernels.context(), 2, PATIENCE)?;
     let host = vec![0u8; 4000];
+    let other = Stream::new(bench.kernels.context())?;
     let spec: CodecSpec = "trunc16".parse()?;
     Graph::capture(&bench.stream, CaptureMode::Relaxed, |stream| {
-        // SAFETY: the copier checks for a capture first and refuses the call, so nothing uses the
+        let target = |stream| CopyTarget {
+            copier: &copier,
+            address,
+            stream,
+        };
+        let targets = [target(stream), target(&other)];
+        // SAFETY: the copier compares the streams first and refuses the call, so nothing uses the
         // address.
-        let done = unsafe { copier.to_device(spec, DType::F32, 0, &host, address, stream) };
-        refuses(done, ErrorKind::InvalidUsage, "captured")
+        let done = unsafe { HostCopier::to_devices(spec, DType::F32, 0, &host, &targets) };
+        refuses(done, ErrorKind::InvalidUsage, "several streams")
             .map_err(|_| cinch::Error::internal("a captured copy was not refused"))
     })?;
     Ok(format!("{count} refusals"))
@@ -436,6 +445,127 @@ fn copies(setup: &Setup) -> Verdict {
         }
     }
     Ok(format!("{ran} copies there and back"))
+}
+
+/// Each replay of a captured copy must carry the elements that the host array has at that time, to two arrays of the
+/// GPU or from one of them.
+fn captured_copies(setup: &Setup) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xa6);
+    let most = setup.options.either(5_000_000, 20_000_000);
+    let room = 4 * most + 64;
+    let context = context(0)?;
+    let (memory, stream) = (
+        DeviceMemory::new(&context, 2 * room)?,
+        Stream::new(&context)?,
+    );
+    let mut ran = 0;
+    for (number, (codec, dtype)) in [
+        ("trunc16", DType::F32),
+        ("trunc8", DType::BF16),
+        ("linear8:seed=3", DType::F32),
+        ("minmax4", DType::F16),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let spec: CodecSpec = codec.parse()?;
+        let copier = HostCopier::new(&context, [0, 1, 3, 2][number], PATIENCE)?;
+        for n in [1, 524_289, most] {
+            let bytes = n * dtype.size();
+            let what = || format!("{spec} of {n} {dtype}");
+            // The array begins one byte behind an aligned address in every other case.
+            let shift = ran % 2;
+            let mut host = vec![0u8; bytes + shift];
+            let targets = [0, 1].map(|array| CopyTarget {
+                copier: &copier,
+                address: memory.address() + (array * room + 16) as u64,
+                stream: &stream,
+            });
+            let draw = ran as u64;
+            let there = Graph::capture(&stream, CaptureMode::Relaxed, |_| {
+                // SAFETY: host array and memory outlive the graph, and nothing else uses them during a replay.
+                unsafe { HostCopier::to_devices(spec, dtype, draw, &host[shift..], &targets) }
+            })?;
+            let back = Graph::capture(&stream, CaptureMode::Relaxed, |_| {
+                let (from, to) = (targets[0].address, &mut host[shift..]);
+                // SAFETY: as above.
+                unsafe { copier.to_host(spec, dtype, draw, from, to, &stream) }
+            })?;
+            for _ in 0..2 {
+                let values = mixture(&mut rng, n);
+                narrow(dtype, Isa::Scalar, &values, &mut host[shift..]);
+                let mut exact = vec![0f32; n];
+                widen(dtype, Isa::Scalar, &host[shift..], &mut exact);
+                let expected = through_codec(spec, dtype, &exact, draw)?;
+                memory.fill(PADDING, &stream)?;
+                there.launch(&stream)?;
+                stream.wait(PATIENCE)?;
+                for array in 0..2 {
+                    let mut found = vec![0; bytes + 32];
+                    memory.read(array * room, &mut found, &stream, PATIENCE)?;
+                    let outside = found[..16].iter().chain(&found[16 + bytes..]);
+                    ensure(outside.copied().all(|byte| byte == PADDING), || {
+                        format!("{}: bytes beside array {array} were written", what())
+                    })?;
+                    same(dtype, &found[16..][..bytes], &expected)
+                        .map_err(|stop| stop.context(what()))?;
+                }
+                let mut bytes = vec![0; bytes];
+                narrow(dtype, Isa::Scalar, &exact, &mut bytes);
+                memory.write(16, &bytes, &stream, PATIENCE)?;
+                host.fill(PADDING);
+                back.launch(&stream)?;
+                stream.wait(PATIENCE)?;
+                same(dtype, &host[shift..], &expected)
+                    .map_err(|stop| stop.context(format!("{} to the host", what())))?;
+                ran += 1;
+            }
+        }
+    }
+    let times = captured_times(&context, &memory, &stream, most)?;
+    Ok(format!("{ran} replays there and back; {times}"))
+}
+
+/// Returns the times of a copy to the GPU and back, without and with a graph.
+fn captured_times(
+    context: &Arc<Context>,
+    memory: &DeviceMemory,
+    stream: &Stream,
+    n: usize,
+) -> std::result::Result<String, Stop> {
+    let (spec, dtype): (CodecSpec, _) = ("trunc16".parse()?, DType::F32);
+    let copier = HostCopier::new(context, 0, PATIENCE)?;
+    let address = memory.address();
+    let mut host = vec![1u8; 4 * n];
+    let mut line = format!("{n} {dtype} by {spec}, ms:");
+    for back in [false, true] {
+        let mut queue = |stream: &Stream| {
+            // SAFETY: host array and memory outlive the copies, and nothing else uses them.
+            unsafe {
+                match back {
+                    false => copier.to_device(spec, dtype, 0, &host, address, stream),
+                    true => copier.to_host(spec, dtype, 0, address, &mut host, stream),
+                }
+            }
+        };
+        let graph = Graph::capture(stream, CaptureMode::Relaxed, &mut queue)?;
+        let mut best = [Duration::MAX; 2];
+        for _ in 0..10 {
+            for (by_graph, best) in best.iter_mut().enumerate() {
+                let begin = Instant::now();
+                match by_graph {
+                    0 => queue(stream)?,
+                    _ => graph.launch(stream)?,
+                }
+                stream.wait(PATIENCE)?;
+                *best = (*best).min(begin.elapsed());
+            }
+        }
+        let [plain, replay] = best.map(|time| time.as_secs_f64() * 1e3);
+        let way = if back { "back" } else { "there" };
+        line += &format!(" {way} {plain:.2}, in a graph {replay:.2};");
+    }
+    Ok(line)
 }
 
 /// Copies an array to several arrays at once: two streams of the first GPU have three, the second GPU, if there is one,

@@ -12,8 +12,9 @@
 //!
 //! A copy begins after earlier work in the caller's stream, and later work in the stream waits for the copy.
 //! A call returns when the host array may be used again. Towards the GPU this is when it has been packed,
-//! towards the host when it is complete. Hence a copy cannot be captured.
+//! towards the host when it is complete. A copy that is captured works at each replay (`captured`).
 
+mod captured;
 mod pieces;
 mod staging;
 
@@ -23,8 +24,9 @@ use crate::cpu::{Isa, Tile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Event, Stream};
 use crate::types::{CodecSpec, DType};
+use captured::HostArray;
 use pieces::Copy;
-use staging::{CopyResources, IN_FLIGHT, STREAMS, StagingSlot, memcpy};
+use staging::{CopyResources, IN_FLIGHT, STAGING, STREAMS, StagingSlot, memcpy};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -77,7 +79,7 @@ impl HostCopier {
         let resources = CopyResources {
             streams: (0..STREAMS).map(stream).collect::<Result<_>>()?,
             slots: (0..threads + IN_FLIGHT)
-                .map(|number| StagingSlot::new(context, number % STREAMS))
+                .map(|number| StagingSlot::new(context, number % STREAMS, STAGING))
                 .collect::<Result<_>>()?,
             tiles: (0..threads).map(|_| Tile::new(PIECE)).collect(),
         };
@@ -132,12 +134,16 @@ impl HostCopier {
     ///
     /// # Errors
     /// Invalid argument for bytes that are no whole elements, for a misaligned address, and without targets; invalid usage
-    /// if a stream is being captured; the errors of [`DeviceCodec::new`]; timeout if a GPU's streams make no progress; the
-    /// driver's errors. After a timeout or a driver's error the memory of the targets is undefined.
+    /// in a capture with several streams; the errors of [`DeviceCodec::new`]; timeout if a GPU's streams make no progress;
+    /// the driver's errors. After a timeout or a driver's error the memory of the targets is undefined.
+    ///
+    /// In a capture nothing is read yet: each replay copies what `src` has then, with the same `draw`. One replay of the copy
+    /// runs at a time. An internal error in a replay ends the process.
     ///
     /// # Safety
     /// Each address is memory of its stream's GPU, with as many bytes as `src` has. No other code frees or uses it while
-    /// the copy runs in the stream.
+    /// the copy runs in the stream. If the copy is captured, `src` stays as long as the graph may be replayed, and no code
+    /// writes it during a replay.
     pub unsafe fn to_devices(
         spec: CodecSpec,
         dtype: DType,
@@ -154,10 +160,22 @@ impl HostCopier {
         };
         let timeout = first.copier.timeout;
         for target in &targets {
-            check(dtype, (src.len(), target.address), target.stream)?;
+            check(dtype, (src.len(), target.address))?;
         }
         if src.is_empty() {
             return Ok(());
+        }
+        let copy = Copy {
+            host: &host,
+            spec,
+            dtype,
+            draw,
+            timeout,
+        };
+        if is_captured(&targets)? {
+            let array = HostArray::Source(src.as_ptr().expose_provenance());
+            // SAFETY: the caller keeps the arrays for replays.
+            return unsafe { first.copier.capture(&copy, (array, src.len()), &targets) };
         }
         let same =
             |one: &CopyTarget<'_>, other: &CopyTarget<'_>| std::ptr::eq(one.copier, other.copier);
@@ -172,13 +190,6 @@ impl HostCopier {
                 })
             })
             .collect::<Result<_>>()?;
-        let copy = Copy {
-            host: &host,
-            spec,
-            dtype,
-            draw,
-            timeout,
-        };
         for gpu in &gpus {
             gpu.begin()?;
         }
@@ -194,14 +205,16 @@ impl HostCopier {
         each.fold(outcome, Result::and)
     }
 
-    /// Copies the elements at `address` through codec `spec` to `dst`. Returns when `dst` is complete.
+    /// Copies the elements at `address` through codec `spec` to `dst`. Returns when `dst` is complete; in a capture, each replay
+    /// completes it.
     ///
     /// # Errors
     /// See [`HostCopier::to_devices`].
     ///
     /// # Safety
     /// `address` is memory of the stream's GPU, with as many bytes as `dst` has. No other code frees or writes
-    /// it while the copy runs in the stream.
+    /// it while the copy runs in the stream. If the copy is captured, `dst` stays as long as the graph may be replayed, and no
+    /// other code uses it during a replay.
     pub unsafe fn to_host(
         &self,
         spec: CodecSpec,
@@ -212,7 +225,7 @@ impl HostCopier {
         stream: &Stream,
     ) -> Result<()> {
         let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.for_elements(dtype);
-        check(dtype, (dst.len(), address), stream)?;
+        check(dtype, (dst.len(), address))?;
         if dst.is_empty() {
             return Ok(());
         }
@@ -228,6 +241,11 @@ impl HostCopier {
             address,
             stream,
         };
+        if is_captured(&[target])? {
+            let array = HostArray::Target(dst.as_mut_ptr().expose_provenance());
+            // SAFETY: the caller keeps the arrays for replays.
+            return unsafe { self.capture(&copy, (array, dst.len()), &[target]) };
+        }
         let mut gpu = GpuCopy {
             device: DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?,
             targets: vec![target],
@@ -248,8 +266,8 @@ impl HostCopier {
     }
 }
 
-/// Checks an array of so many bytes in a GPU's memory, and the stream of its copy.
-fn check(dtype: DType, (bytes, address): (usize, u64), stream: &Stream) -> Result<()> {
+/// Checks an array of so many bytes in a GPU's memory.
+fn check(dtype: DType, (bytes, address): (usize, u64)) -> Result<()> {
     let size = dtype.size();
     if !bytes.is_multiple_of(size) || !address.is_multiple_of(size as u64) {
         return Err(Error::invalid_argument(format!(
@@ -262,13 +280,17 @@ fn check(dtype: DType, (bytes, address): (usize, u64), stream: &Stream) -> Resul
             format!("codecs encode f32, f16 and bf16, not {dtype}"),
         ));
     }
-    if stream.is_capturing()? {
-        return Err(Error::invalid_usage(
-            "a packed copy works on the host's threads and cannot be captured; copy before or \
-             after the capture",
-        ));
-    }
     Ok(())
+}
+
+/// Returns whether a stream of the targets is being captured.
+fn is_captured(targets: &[CopyTarget<'_>]) -> Result<bool> {
+    for target in targets {
+        if target.stream.is_capturing()? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 impl GpuCopy<'_> {

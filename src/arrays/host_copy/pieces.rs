@@ -75,7 +75,7 @@ impl Copy<'_> {
                         let Ok(slot) = locked(free).recv() else {
                             return;
                         };
-                        if dones.send(self.pack(piece, slot, tile)).is_err() {
+                        if dones.send(self.pack_piece(piece, slot, tile)).is_err() {
                             return;
                         }
                     }
@@ -173,7 +173,7 @@ impl Copy<'_> {
                         let Ok((slot, piece)) = locked(arrived).recv() else {
                             return;
                         };
-                        if dones.send(self.unpack(piece, slot, tile)).is_err() {
+                        if dones.send(self.unpack_piece(piece, slot, tile)).is_err() {
                             return;
                         }
                     }
@@ -228,7 +228,7 @@ impl Copy<'_> {
     }
 
     /// Returns the number of elements that a thread packs or unpacks at a time.
-    fn part(&self) -> usize {
+    pub fn part(&self) -> usize {
         if self.host.has_block_numbers() {
             PIECE
         } else {
@@ -236,16 +236,21 @@ impl Copy<'_> {
         }
     }
 
-    fn pack(
+    fn pack_piece(
         &self,
         piece: ArrayPiece<&[u8]>,
         mut slot: StagingSlot,
         tile: &mut Tile,
     ) -> Result<Packed> {
         let ArrayPiece { first, bytes } = piece;
+        let n = bytes.len() / self.dtype.size();
+        self.pack(first, bytes, slot.staging(self.host.bytes(n))?, tile)?;
+        Ok(Packed { slot, first, n })
+    }
+
+    /// Packs the elements from index `first` on of the host array, which are `bytes`.
+    pub fn pack(&self, first: usize, bytes: &[u8], to: &mut [u8], tile: &mut Tile) -> Result<()> {
         let (size, part) = (self.dtype.size(), self.part());
-        let n = bytes.len() / size;
-        let to = slot.staging(self.host.bytes(n))?;
         let random = RoundingRandom::new(self.spec.seed.into(), self.draw, 0);
         for (number, bytes) in bytes.chunks(part * size).enumerate() {
             let (at, n) = (number * part, bytes.len() / size);
@@ -260,20 +265,25 @@ impl Copy<'_> {
             self.host
                 .encode_drawing(elements, random.from(first + at), to)?;
         }
-        Ok(Packed { slot, first, n })
+        Ok(())
     }
 
-    fn unpack(
+    fn unpack_piece(
         &self,
         piece: ArrayPiece<&mut [u8]>,
         mut slot: StagingSlot,
         tile: &mut Tile,
     ) -> Result<StagingSlot> {
+        let n = piece.bytes.len() / self.dtype.size();
+        self.unpack(slot.staging(self.host.bytes(n))?, piece.bytes, tile)?;
+        Ok(slot)
+    }
+
+    /// Unpacks elements of the host array, which are to be `bytes`.
+    pub fn unpack(&self, from: &[u8], bytes: &mut [u8], tile: &mut Tile) -> Result<()> {
         let (size, part) = (self.dtype.size(), self.part());
-        let n = piece.bytes.len() / size;
-        let from = slot.staging(self.host.bytes(n))?;
         let stores = StreamFence::new();
-        for (number, bytes) in piece.bytes.chunks_mut(part * size).enumerate() {
+        for (number, bytes) in bytes.chunks_mut(part * size).enumerate() {
             let (at, n) = (number * part, bytes.len() / size);
             let from = &from[self.host.bytes(at)..][..self.host.bytes(n)];
             if part == PIECE && self.in_place(bytes).is_some() {
@@ -290,7 +300,7 @@ impl Copy<'_> {
             }
         }
         drop(stores);
-        Ok(slot)
+        Ok(())
     }
 
     /// Returns the bytes as fp32 elements if the array's type is fp32 and the bytes are aligned for
@@ -363,10 +373,10 @@ fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = ArrayPiece
 
 /// Locks the mutex even if a thread has panicked, because each change leaves the guarded value
 /// consistent.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn panicked() -> Error {
+pub fn panicked() -> Error {
     Error::internal("the threads of a packed copy panicked")
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Bytes of a piece's staging memory. The largest encoding has 3 bytes per element; a code of 1 byte with two
 /// fp32 numbers per 32 elements also fits.
-const STAGING: usize = 3 * PIECE + 256;
+pub const STAGING: usize = 3 * PIECE + 256;
 
 /// Number of slots beyond one slot per thread, for pieces that are being copied.
 pub const IN_FLIGHT: usize = 6;
@@ -43,18 +43,19 @@ impl CopyResources {
     /// Allocates slots in place of those that a failed thread has dropped.
     pub fn replace_lost_slots(&mut self, context: &Arc<Context>, wanted: usize) -> Result<()> {
         let missing = wanted.saturating_sub(self.slots.len());
-        let made = (0..missing).map(|number| StagingSlot::new(context, number % STREAMS));
+        let made = (0..missing).map(|number| StagingSlot::new(context, number % STREAMS, STAGING));
         self.slots.extend(made.collect::<Result<Vec<_>>>()?);
         Ok(())
     }
 }
 
 impl StagingSlot {
-    pub fn new(context: &Arc<Context>, stream: usize) -> Result<StagingSlot> {
+    /// Allocates `bytes` bytes of pinned memory, and as many on the GPU.
+    pub fn new(context: &Arc<Context>, stream: usize, bytes: usize) -> Result<StagingSlot> {
         Ok(StagingSlot {
             stream,
-            pinned: PinnedMemory::new(context, STAGING)?,
-            device: DeviceMemory::new(context, STAGING)?,
+            pinned: PinnedMemory::new(context, bytes)?,
+            device: DeviceMemory::new(context, bytes)?,
             used: Event::new(context)?,
         })
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::gpu::probe::{Probe, check_peer, pair_speed, probe_word};
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Parameter of the kernel `add`, which adds `value` to `words` 64-bit words.
@@ -187,6 +188,31 @@ fn embedded_module_is_loaded_once_per_gpu() {
     assert!(kernels::load(&one, "no such file").is_err());
     drop((held, again, one, two));
     assert_eq!(process.leftovers(), [""; 0]);
+}
+
+/// Adds 1 to the number at `data`.
+unsafe extern "C" fn count_call(data: *mut c_void) {
+    // SAFETY: the test below passes a counter that outlives all calls.
+    let calls = unsafe { &*data.cast::<AtomicUsize>() };
+    calls.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn host_function_runs_at_once_and_in_each_replay() {
+    let work = work(1);
+    let calls = AtomicUsize::new(0);
+    let queue = |stream: &Stream| {
+        let data = (&raw const calls).cast_mut().cast();
+        // SAFETY: the counter outlives all calls.
+        unsafe { stream.host_function(count_call, data) }
+    };
+    queue(&work.stream).unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    let graph = Graph::capture(&work.stream, CaptureMode::ThreadLocal, queue).unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    graph.launch(&work.stream).unwrap();
+    graph.launch(&work.stream).unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
 #[test]

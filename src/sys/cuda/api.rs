@@ -92,6 +92,7 @@ macro_rules! driver_functions {
                     count: c_uint, attributes: *mut CUpointer_attribute, data: *mut *mut c_void, address: CUdeviceptr,
                 );
 
+                cuLaunchHostFunc = cuLaunchHostFunc (stream: CUstream, function: CUhostFn, data: *mut c_void);
                 cuStreamCreateWithPriority = cuStreamCreateWithPriority
                     (stream: *mut CUstream, flags: c_uint, priority: c_int);
                 cuStreamDestroy = cuStreamDestroy_v2 (stream: CUstream);

@@ -139,6 +139,11 @@ impl Process {
                 // `cuMemcpyAsync`.
                 unsafe { std::ptr::copy(*source as *const u8, *target as *mut u8, *bytes) };
             }
+            Work::Call(function, data) => {
+                drop(state);
+                // SAFETY: the contract of `cuLaunchHostFunc` makes the function take this data now.
+                unsafe { function(*data as *mut c_void) };
+            }
             Work::Launch {
                 kernel,
                 grid,

@@ -96,6 +96,8 @@ pub(super) enum Work {
     Wait(usize),
     Set(u64, u8, usize),
     Copy(u64, u64, usize),
+    /// Calls a function of the host with data at an address.
+    Call(unsafe extern "C" fn(*mut c_void), usize),
     Launch {
         kernel: String,
         grid: [u32; 3],

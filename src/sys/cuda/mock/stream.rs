@@ -34,6 +34,17 @@ impl Process {
         })
     }
 
+    pub(super) fn cuLaunchHostFunc(
+        &self,
+        stream: CUstream,
+        function: CUhostFn,
+        data: *mut c_void,
+    ) -> Done {
+        let function = function.ok_or(CuResult::INVALID_VALUE)?;
+        let work = Work::Call(function, data.expose_provenance());
+        self.queue("cuLaunchHostFunc", stream, work)
+    }
+
     pub(super) fn cuStreamQuery(&self, stream: CUstream) -> Done {
         let (mut state, current) = self.enter_uncaptured("cuStreamQuery")?;
         self.stream_context(&state, current, stream)?;
