@@ -69,13 +69,13 @@ struct TakesParams<Format, std::void_t<decltype(Format::prepare(
                                std::declval<const typename Format::Params &>(), 0u))>>
     : std::true_type {};
 
-// True for formats whose Summary has sums over the rows of a block. They define summarize_pairs.
+// True for formats whose Summary has sums over the rows of a block. They define summarize_pairs or encode_rows.
 template <class Format, class = void>
 struct AddsRows : std::false_type {};
 template <class Format>
 struct AddsRows<Format, std::void_t<typename Format::AddsRows>> : std::true_type {};
 
-// True for formats whose codes are the signs of the elements.
+// True for formats whose codes are the signs of the elements. They define encode_rows.
 template <class Format, class = void>
 struct CodesAreSigns : std::false_type {};
 template <class Format>
@@ -91,6 +91,7 @@ class WarpCodec {
   static constexpr bool scaled = numbers > 0;
   static constexpr bool draws = Format::draws;
   static constexpr bool adds_rows = AddsRows<Format>::value;
+  static constexpr bool codes_are_signs = CodesAreSigns<Format>::value;
   static constexpr int code_bits = Format::code_bits;
   // Whether a chunk may have one scale, which a call takes from an earlier call.
   static constexpr bool keeps_scales = std::is_same<Params, cinch_scaled_params>::value;
@@ -202,7 +203,7 @@ class WarpCodec {
     }
   }
   __device__ __forceinline__ void end_summary(const float (&x)[16], uint32_t valid, Summary &summary) const {
-    if constexpr (CodesAreSigns<Format>::value) {
+    if constexpr (codes_are_signs) {
       Format::summarize_padded(x, valid, params_.log2_block, summary);
     } else if constexpr (AddsRows<Format>::value) {
       summarize(x, valid, summary);
@@ -211,36 +212,26 @@ class WarpCodec {
 
   CINCH_HD bool has_default_blocks() const { return params_.log2_block == LOG2_DEFAULT_BLOCK; }
 
-  // With adds_rows and blocks of the default size, begin_pairs and encode_pairs are a faster form of summary and encode
+  // With adds_rows, without codes_are_signs and with blocks of the default size, begin_pairs and encode_pairs are a faster form of summary and encode
   // for tiles of a 16-bit type. Lanes behind the end of a chunk pass zeros.
   //
   // PairTile has the values that encode_pairs needs of this lane's vectors.
   struct PairTile {
-    float x[CodesAreSigns<Format>::value ? 1 : 16];
-    uint32_t below;
+    float x[16];
     Summary summary;
   };
   template <class E>
   __device__ __forceinline__ void begin_pairs(const uint4 (&vectors)[2], PairTile &tile) const {
     PairRows<E>::hand_over(vectors);
     tile.summary.most = E::largest_of(vectors);
-    if constexpr (CodesAreSigns<Format>::value) {
-      tile.below = E::below(vectors);
-    } else {
-      unpack_elements<E>(vectors, tile.x);
-    }
+    unpack_elements<E>(vectors, tile.x);
   }
   // Encodes 16 elements from index i of a tile of which `there` elements exist. All lanes of the warp call this.
   template <class E>
   __device__ __forceinline__ void encode_pairs(PairTile &tile, uint32_t there, uint32_t i, const Random &random,
                                                Codes &codes) const {
-    if constexpr (CodesAreSigns<Format>::value) {
-      Format::template summarize_pairs<E>(tile.below, elements_from(there, i), tile.summary);
-      Format::encode_signs(tile.below, tile.summary, codes.code, codes.number);
-    } else {
-      Format::template summarize_pairs<E>(tile.summary);
-      encode(tile.x, tile.summary, there, i, random, codes);
-    }
+    Format::template summarize_pairs<E>(tile.summary);
+    encode(tile.x, tile.summary, there, i, random, codes);
   }
 
   // Compute the Summary of a block of several tiles: start with empty_summary, call summarize for

@@ -149,6 +149,14 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
   }
 }
 
+// Adds `first` of this lane and of the lane at distance LANES in the lower of both, `second` in the upper.
+template <uint32_t LANES>
+__device__ __forceinline__ double split(double first, double second) {
+  const bool is_upper = threadIdx.x & LANES;
+  const double own = is_upper ? second : first, other = is_upper ? first : second;
+  return __dadd_rn(own, __shfl_xor_sync(~0u, other, LANES));
+}
+
 // Log2 of the elements of a block of the default size.
 constexpr uint32_t LOG2_DEFAULT_BLOCK = 8;
 
@@ -216,14 +224,6 @@ class PairRows {
     static_assert((64 + GAP) * sizeof(uint4) <= sizeof(RowScratch::of_warp[0]), "a tile of pairs");
     return reinterpret_cast<uint4 *>(
         block_shared<RowScratch>().of_warp[threadIdx.x / 32 % RowScratch::WARPS]);
-  }
-
-  // Adds `first` of this lane and of the lane at distance LANES in the lower of both, `second` in the upper.
-  template <uint32_t LANES>
-  static __device__ __forceinline__ double split(double first, double second) {
-    const bool is_upper = threadIdx.x & LANES;
-    const double own = is_upper ? second : first, other = is_upper ? first : second;
-    return __dadd_rn(own, __shfl_xor_sync(~0u, other, LANES));
   }
 };
 

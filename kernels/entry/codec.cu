@@ -61,7 +61,7 @@ __device__ __forceinline__ void encode_tiles(const C &codec, const cinch_codec_a
     const uint32_t there = tiles.elements_of(tile);
     typename C::Summary summary = C::empty_summary();
     typename C::PairTile pairs;
-    pairs.below = 0, pairs.summary = C::empty_summary();
+    pairs.summary = C::empty_summary();
     float x[16];
     if (begun) {
       if constexpr (PAIRS) {
@@ -94,10 +94,32 @@ __device__ __forceinline__ void encode_tiles(const C &codec, const cinch_codec_a
   }
 }
 
-// Encodes an array with blocks of any size. A warp loads a block of several tiles twice: for its Summary, then for its
+// Encodes the whole tiles of an array with blocks of the default size, by a codec whose codes are signs. Loads of rows cover
+// whole lines; with those of encode_blocks, 64 bytes a lane, the first-level cache is the limit.
+template <class C, class E>
+__device__ __forceinline__ void encode_sign_rows(const C &codec, const cinch_codec_args &args) {
+  const typename E::Bits *elements = static_cast<const typename E::Bits *>(args.elements);
+  const uint32_t lane = threadIdx.x % 32, step = gridDim.x * (THREADS / 32);
+  const ArrayTiles tiles(args.n);
+  uint8_t *const wire = static_cast<uint8_t *>(args.wire);
+  float *const numbers = codec.numbers_of(wire, args.n) + lane / 16 * 2;
+  CINCH_ROLL
+  for (uint32_t tile = blockIdx.x * (THREADS / 32) + warp_index(); tile < tiles.whole; tile += step) {
+    float number[2];
+    const uint32_t word = C::Format::template encode_rows<E>(elements + (uint64_t)tile * TILE, number);
+    if (lane < 16) reinterpret_cast<uint32_t *>(wire)[(uint64_t)tile * 16 + lane] = word;
+    if (lane % 16 == 0) {
+      numbers[(uint64_t)tile * 4] = number[0];
+      numbers[(uint64_t)tile * 4 + 1] = number[1];
+    }
+  }
+}
+
+// Encodes an array with blocks of any size, from tile `begin` on, which begins a block. A warp loads a block of several tiles twice: for its Summary, then for its
 // codes.
 template <class C, class E>
-__device__ __forceinline__ void encode_blocks(const C &codec, const cinch_codec_args &args) {
+__device__ __forceinline__ void encode_blocks(const C &codec, const cinch_codec_args &args,
+                                              uint32_t begin = 0) {
   const ArrayTiles tiles(args.n);
   const bool aligned = is_aligned(args.elements);
   const uint32_t log2_block = codec.log2_block();
@@ -106,7 +128,8 @@ __device__ __forceinline__ void encode_blocks(const C &codec, const cinch_codec_
   uint8_t *const wire = static_cast<uint8_t *>(args.wire);
   float *const numbers = codec.numbers_of(wire, args.n);
   CINCH_ROLL
-  for (uint32_t block = (blockIdx.x * (THREADS / 32) + warp_index()) * span; block < tiles.count; block += step) {
+  for (uint32_t block = begin + (blockIdx.x * (THREADS / 32) + warp_index()) * span; block < tiles.count;
+       block += step) {
     const uint32_t end = block + span < tiles.count ? block + span : tiles.count;
     // The block has `there` elements. Indices are relative to its first one.
     const uint32_t there = TILE * (end - 1 - block) + tiles.elements_of(end - 1);
@@ -147,6 +170,13 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   __syncthreads();
   if constexpr (!C::scaled) {
     encode_tiles<C, E, false>(codec, args);
+  } else if constexpr (C::codes_are_signs) {
+    uint32_t begin = 0;
+    if (codec.has_default_blocks() && (uintptr_t)args.elements % 4 == 0) {
+      encode_sign_rows<C, E>(codec, args);
+      begin = (uint32_t)(args.n / TILE);
+    }
+    encode_blocks<C, E>(codec, args, begin);
   } else if constexpr (C::adds_rows) {
     // Sums over rows take fewest instructions in blocks whose size is known.
     if (codec.has_default_blocks()) return encode_tiles<C, E, E::pairs>(codec, args);

@@ -298,6 +298,11 @@ template <class T>
 T __shfl_sync(uint32_t, T value, uint32_t lane) {
   return Block::current().shuffle_xor(value, threadIdx.x % 32 ^ lane);
 }
+inline uint32_t __ballot_sync(uint32_t, bool value) {
+  uint32_t votes = (uint32_t)value << threadIdx.x % 32;
+  for (uint32_t lanes = 1; lanes < 32; lanes *= 2) votes |= Block::current().shuffle_xor(votes, lanes);
+  return votes;
+}
 inline bool __all_sync(uint32_t, bool value) { return Block::current().warp_agrees(value); }
 inline bool __any_sync(uint32_t, bool value) { return !Block::current().warp_agrees(!value); }
 inline void __syncwarp() { Block::current().sync_warp(); }
