@@ -33,6 +33,8 @@ struct Named {
 const Named KERNELS[] = {CODED(linear8, Linear8Nearest),
                          CODED(dynamic8, Dynamic8Nearest),
                          CODED(minmax4, MinMax4),
+                         CODED(fp8_e4m3, Fp8E4M3),
+                         CODED(fp8_e5m2, Fp8E5M2),
                          SUMS(f32, F32),
                          SUMS(f16, F16),
                          SUMS(bf16, BF16),

@@ -24,13 +24,17 @@ pub fn half(ranks: usize) -> usize {
     }
 }
 
-const SPECS: [&str; 6] = [
+/// Codecs of the calls: all that have fused kernels.
+pub const SPECS: [&str; 9] = [
     "linear8",
     "linear8:block=32",
     "dynamic8",
     "dynamic8:block=512",
     "minmax4",
     "minmax4:block=64",
+    "fp8_e4m3",
+    "fp8_e4m3:block=128",
+    "fp8_e5m2",
 ];
 
 pub fn phases(does: Does) -> u8 {

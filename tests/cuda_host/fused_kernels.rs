@@ -7,6 +7,8 @@ use super::fused::{World, kernels};
 use super::fused_coded;
 use super::fused_work::{ALL, Does, Protocol, Work, any};
 use crate::support::{self, Rng};
+use cinch::codec::FUSED_CODECS;
+use cinch::types::CodecSpec;
 
 #[test]
 fn calls_at_any_sequence_number_give_the_reference() {
@@ -32,6 +34,14 @@ fn calls_at_any_sequence_number_give_the_reference() {
 /// between, because they share areas and the sequence number with compressed calls.
 #[test]
 fn calls_through_codecs_equal_the_scalar_codec() {
+    for kind in FUSED_CODECS {
+        let has = |spec: &&str| spec.parse().is_ok_and(|spec: CodecSpec| spec.kind == kind);
+        assert!(
+            fused_coded::SPECS.iter().any(|spec| has(&spec)),
+            "{}",
+            kind.name()
+        );
+    }
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(support::seed());
     for (ranks, calls) in [(2, 24), (3, 24), (5, 24), (9, 18), (18, 3)] {

@@ -177,7 +177,7 @@ fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> 
 
 /// Returns cases of the collectives that fused kernels run with codecs.
 fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<Case> {
-    const FUSED_CODECS: [&str; 8] = [
+    const FUSED_CODECS: [&str; 11] = [
         "linear8",
         "linear8:block=32",
         "linear8:block=512",
@@ -186,6 +186,9 @@ fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<
         "minmax4",
         "minmax4:block=32",
         "minmax4:block=512",
+        "fp8_e4m3",
+        "fp8_e4m3:block=128",
+        "fp8_e5m2",
     ];
     const FUSED_CALLS: [(Collective, Algorithm); 4] = [
         (Collective::AllReduce, Algorithm::OneShot),

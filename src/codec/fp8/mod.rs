@@ -23,7 +23,10 @@ pub(super) const fn info<const MANTISSA: usize>() -> CodecInfo {
         decode_seconds: 0.07e-9,
         range: MessageRange::Full,
         contraction: |_| Contraction::largest(if MANTISSA == 3 { 0.0626 } else { 0.1251 }),
-        kernels: Some(KernelInfo::new(Fp8::<MANTISSA>::KIND.name())),
+        kernels: Some(KernelInfo {
+            is_fused: true,
+            ..KernelInfo::new(Fp8::<MANTISSA>::KIND.name())
+        }),
         build: |spec, isa| Arc::new(Blocked::new(Scaled(Fp8::<MANTISSA>), spec, isa)),
     }
 }
