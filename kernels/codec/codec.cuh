@@ -69,7 +69,7 @@ struct TakesParams<Format, std::void_t<decltype(Format::prepare(
                                std::declval<const typename Format::Params &>(), 0u))>>
     : std::true_type {};
 
-// True for formats whose Summary has sums over the rows of a block. They define summarize_pairs or encode_rows.
+// True for formats whose Summary has sums over the rows of a block. They define summarize_pairs.
 template <class Format, class = void>
 struct AddsRows : std::false_type {};
 template <class Format>
@@ -203,7 +203,7 @@ class WarpCodec {
     }
   }
   __device__ __forceinline__ void end_summary(const float (&x)[16], uint32_t valid, Summary &summary) const {
-    if constexpr (codes_are_signs) {
+    if constexpr (CodesAreSigns<Format>::value) {
       Format::summarize_padded(x, valid, params_.log2_block, summary);
     } else if constexpr (AddsRows<Format>::value) {
       summarize(x, valid, summary);
@@ -212,26 +212,36 @@ class WarpCodec {
 
   CINCH_HD bool has_default_blocks() const { return params_.log2_block == LOG2_DEFAULT_BLOCK; }
 
-  // With adds_rows, without codes_are_signs and with blocks of the default size, begin_pairs and encode_pairs are a faster form of summary and encode
+  // With adds_rows and blocks of the default size, begin_pairs and encode_pairs are a faster form of summary and encode
   // for tiles of a 16-bit type. Lanes behind the end of a chunk pass zeros.
   //
   // PairTile has the values that encode_pairs needs of this lane's vectors.
   struct PairTile {
-    float x[16];
+    float x[CodesAreSigns<Format>::value ? 1 : 16];
+    uint32_t below;
     Summary summary;
   };
   template <class E>
   __device__ __forceinline__ void begin_pairs(const uint4 (&vectors)[2], PairTile &tile) const {
     PairRows<E>::hand_over(vectors);
     tile.summary.most = E::largest_of(vectors);
-    unpack_elements<E>(vectors, tile.x);
+    if constexpr (CodesAreSigns<Format>::value) {
+      tile.below = E::below(vectors);
+    } else {
+      unpack_elements<E>(vectors, tile.x);
+    }
   }
   // Encodes 16 elements from index i of a tile of which `there` elements exist. All lanes of the warp call this.
   template <class E>
   __device__ __forceinline__ void encode_pairs(PairTile &tile, uint32_t there, uint32_t i, const Random &random,
                                                Codes &codes) const {
-    Format::template summarize_pairs<E>(tile.summary);
-    encode(tile.x, tile.summary, there, i, random, codes);
+    if constexpr (CodesAreSigns<Format>::value) {
+      Format::template summarize_pairs<E>(tile.below, elements_from(there, i), tile.summary);
+      Format::encode_signs(tile.below, tile.summary, codes.code, codes.number);
+    } else {
+      Format::template summarize_pairs<E>(tile.summary);
+      encode(tile.x, tile.summary, there, i, random, codes);
+    }
   }
 
   // Compute the Summary of a block of several tiles: start with empty_summary, call summarize for

@@ -58,17 +58,27 @@ struct OneBitFormat : FewBits<1> {
     if (log2_block >= LOG2_TILE) {
       summary.sum[0] = folded(summary.sum[0]), summary.sum[1] = folded(summary.sum[1]);
     }
-    share_means(summary.sum[threadIdx.x % 2], summary);
+    share_means<1>(summary.sum[threadIdx.x % 2], summary);
   }
 
-  // Encodes a whole tile at `from` with blocks of the default size. Lanes load rows instead of 16 neighbouring elements,
-  // and a vote of the warp gives the codes of a row. Lane l below 16 returns word l of the codes. Lanes 0 to 15 receive the
-  // numbers of the first block, the others those of the second.
+  // Summarizes blocks of the default size; their tile is in PairRows.
   template <class E>
-  static __device__ __forceinline__ uint32_t encode_rows(const typename E::Bits *from, float (&number)[2]) {
+  static __device__ __forceinline__ void summarize_pairs(uint32_t below, uint32_t valid, Summary &summary) {
+    summary.counts = counts_of(below, valid) + flag_of(summary.most);
+    CINCH_UNROLL
+    for (uint32_t lanes = 1; lanes < 16; lanes *= 2) summary.counts += from_lane(summary.counts, lanes);
+    double even[2], odd[2];
+    PairRows<E>::add_columns(even, odd, add_by_sign);
+    share_means<8>(PairRows<E>::folded(even, odd), summary);
+  }
+
+  // Encodes a whole tile of fp32 at `from` with blocks of the default size. Lanes load rows instead of 16 neighbouring
+  // elements, and a vote of the warp gives the codes of a row. Lane l below 16 returns word l of the codes. Lanes 0 to 15
+  // receive the numbers of the first block, the others those of the second.
+  static __device__ __forceinline__ uint32_t encode_rows(const float *from, float (&number)[2]) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t below;
-    const double sum = sum_rows<E>(from, below);
+    const double sum = sum_rows(from, below);
     uint32_t count = __popc(below);  // in a row
     CINCH_UNROLL
     for (uint32_t lanes = 1; lanes < 8; lanes *= 2) count += from_lane(count, lanes);
@@ -81,14 +91,20 @@ struct OneBitFormat : FewBits<1> {
     number[0] = is_upper ? other : mean, number[1] = is_upper ? mean : other;
     const bool poisoned = mean != mean || other != other;
     if (poisoned) number[0] = number[1] = float_of(QUIET_NAN);
-    return __shfl_sync(~0u, poisoned, lane / 8 * 16) ? 0 : ~below;
+    return __shfl_sync(~0u, poisoned, lane % 16 / 8 * 16) ? 0 : ~below;
   }
 #endif
 
   static CINCH_HD void encode16(const Params &, const float (&x)[16], const Summary &summary,
                                 uint32_t, const Random &, Codes &codes, float (&number)[2]) {
+    encode_signs(below(x), summary, codes, number);
+  }
+
+  // Encodes 16 elements of which bit k of `below` is 1 if element k is below 0.
+  static CINCH_HD void encode_signs(uint32_t below, const Summary &summary, Codes &codes,
+                                    float (&number)[2]) {
     number[0] = summary.mean[0], number[1] = summary.mean[1];
-    codes = {{number[0] == number[0] ? below(x) ^ 0xffff : 0}};
+    codes = {{number[0] == number[0] ? below ^ 0xffff : 0}};
   }
 
   // Returns the mean of `count` elements; 0 if there are none.
@@ -122,52 +138,23 @@ struct OneBitFormat : FewBits<1> {
 #if defined(__CUDACC__)
   // Returns the sum of the elements from 0 up of the block of this lane's half of the warp; lanes whose index has the bit
   // 8 receive that of the elements below 0. Lane l below 16 receives row l of 32 elements: bit k is 1 if element k is below 0.
-  template <class E>
-  static __device__ __forceinline__ double sum_rows(const typename E::Bits *from, uint32_t &below) {
+  static __device__ __forceinline__ double sum_rows(const float *from, uint32_t &below) {
     const uint32_t lane = threadIdx.x % 32;
-    if constexpr (E::pairs) {
-      // Each half of the warp has a block. A lane has two columns of it, which begin a pair apart in each row.
-      const uint32_t *pairs = reinterpret_cast<const uint32_t *>(from) + lane / 16 * 128 + lane % 16;
-      uint32_t pair[8], votes[2] = {0, 0};
-      CINCH_UNROLL
-      for (uint32_t row = 0; row < 8; ++row) pair[row] = pairs[16 * row];
-      double even[2] = {0, 0}, odd[2] = {0, 0};
-      CINCH_UNROLL
-      for (uint32_t row = 0; row < 8; ++row) {
-        const float x = E::widen_low(pair[row]), y = E::widen_high(pair[row]);
-        const uint32_t low = __ballot_sync(~0u, x < 0), high = __ballot_sync(~0u, y < 0);
-        votes[0] = lane % 8 == row ? low : votes[0];
-        votes[1] = lane % 8 == row ? high : votes[1];
-        add_by_sign(x, even), add_by_sign(y, odd);
-      }
-      const uint32_t block = lane / 8 % 2 * 16;
-      below = spread(votes[0] >> block & 0xffff) | spread(votes[1] >> block & 0xffff) << 1;
-      return PairRows<E>::folded(even, odd);
-    } else {
-      float x[16];
-      CINCH_UNROLL
-      for (uint32_t row = 0; row < 16; ++row) x[row] = E::widen(from[32 * row + lane]);
-      double part[2][2] = {{0, 0}, {0, 0}};
-      below = 0;
-      CINCH_UNROLL
-      for (uint32_t row = 0; row < 16; ++row) {
-        const uint32_t vote = __ballot_sync(~0u, x[row] < 0);
-        below = lane == row ? vote : below;
-        add_by_sign(x[row], part[row / 8]);
-      }
-      double sum = split<8>(split<16>(part[0][0], part[1][0]), split<16>(part[0][1], part[1][1]));
-      CINCH_UNROLL
-      for (uint32_t half = 4; half > 0; half /= 2) sum = __dadd_rn(sum, from_lane(sum, half));
-      return sum;
+    float x[16];
+    CINCH_UNROLL
+    for (uint32_t row = 0; row < 16; ++row) x[row] = from[32 * row + lane];
+    double part[2][2] = {{0, 0}, {0, 0}};
+    below = 0;
+    CINCH_UNROLL
+    for (uint32_t row = 0; row < 16; ++row) {
+      const uint32_t vote = __ballot_sync(~0u, x[row] < 0);
+      below = lane == row ? vote : below;
+      add_by_sign(x[row], part[row / 8]);
     }
-  }
-
-  // Returns the 16 low bits of x with a 0 above each.
-  static __device__ __forceinline__ uint32_t spread(uint32_t x) {
-    x = (x | x << 8) & 0x00ff00ffu;
-    x = (x | x << 4) & 0x0f0f0f0fu;
-    x = (x | x << 2) & 0x33333333u;
-    return (x | x << 1) & 0x55555555u;
+    double sum = split<8>(split<16>(part[0][0], part[1][0]), split<16>(part[0][1], part[1][1]));
+    CINCH_UNROLL
+    for (uint32_t half = 4; half > 0; half /= 2) sum = __dadd_rn(sum, from_lane(sum, half));
+    return sum;
   }
 
   static __device__ __forceinline__ void add_by_sign(float x, double (&part)[2]) {
@@ -188,13 +175,14 @@ struct OneBitFormat : FewBits<1> {
   // Returns what a lane adds to the counts if an element is not finite; the sum over a tile fits 32 bits.
   static __device__ __forceinline__ uint32_t flag_of(float most) { return is_finite(most) ? 0 : 1u << 26; }
 
-  // Computes both means from the block's counts. Lanes with an odd index pass the sum of the elements below
+  // Computes both means from the block's counts. Lanes whose index has the bit LANES pass the sum of the elements below
   // 0, other lanes the other sum: each lane divides once, and receives the other mean.
+  template <uint32_t LANES>
   static __device__ __forceinline__ void share_means(double sum, Summary &summary) {
-    const bool is_upper = threadIdx.x & 1;
+    const bool is_upper = threadIdx.x & LANES;
     const uint32_t count = summary.counts >> (is_upper ? 0 : 13) & 0x1fff;
     const float mean = summary.counts >> 26 ? float_of(QUIET_NAN) : mean_of(sum, count);
-    const float other = from_lane(mean, 1);
+    const float other = from_lane(mean, LANES);
     summary.mean[0] = is_upper ? other : mean, summary.mean[1] = is_upper ? mean : other;
   }
 #endif

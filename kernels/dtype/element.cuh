@@ -171,7 +171,7 @@ struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
 };
 
 // The base of the 16-bit floats. On the device it converts pairs of elements by one instruction
-// where none of them is NaN. Self defines narrow_pair, smaller_pair, larger_pair, magnitudes,
+// where none of them is NaN. Self defines narrow_pair, smaller_pair, larger_pair, magnitudes, add_zero,
 // has_nan, widen_low and widen_high there.
 template <class Self>
 struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
@@ -226,6 +226,18 @@ struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
   static CINCH_HD float larger_of_halves(uint32_t pair) {
     return larger_magnitude(Self::widen_low(pair), Self::widen_high(pair));
   }
+
+  // Returns 16 bits: bit k is 1 if the finite element k of two vectors is below 0.
+  static CINCH_HD uint32_t below(const uint4 (&vectors)[2]) {
+    const auto signs = [](uint4 v) {
+      const uint32_t x = Self::add_zero(v.x), y = Self::add_zero(v.y);
+      const uint32_t z = Self::add_zero(v.z), w = Self::add_zero(v.w);
+      // Byte j repeats the sign of element j or 4 + j. It keeps the bit of that element.
+      const uint32_t first = byte_permute(x, y, 0xfdb9), second = byte_permute(z, w, 0xfdb9);
+      return sum_of_bytes((first & 0x08040201u) | (second & 0x80402010u));
+    };
+    return signs(vectors[0]) | signs(vectors[1]) << 8;
+  }
 #else
   static CINCH_HD float widen_low(uint32_t pair) { return Self::widen((uint16_t)pair); }
   static CINCH_HD float widen_high(uint32_t pair) { return Self::widen((uint16_t)(pair >> 16)); }
@@ -234,6 +246,14 @@ struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
     float x[16];
     unpack_elements<Self>(vectors, x);
     return cinch::largest_of(x);
+  }
+
+  static CINCH_HD uint32_t below(const uint4 (&vectors)[2]) {
+    float x[16];
+    unpack_elements<Self>(vectors, x);
+    uint32_t bits = 0;
+    for (int k = 0; k < 16; ++k) bits |= (x[k] < 0 ? 1u : 0u) << k;
+    return bits;
   }
 #endif
 };
@@ -249,6 +269,7 @@ struct BF16 : PairElement<BF16> {
   static CINCH_HD uint32_t smaller_pair(uint32_t a, uint32_t b) { return smaller_bf16_pair(a, b); }
   static CINCH_HD uint32_t larger_pair(uint32_t a, uint32_t b) { return larger_bf16_pair(a, b); }
   static CINCH_HD uint32_t magnitudes(uint32_t pair) { return magnitudes_of_bf16_pair(pair); }
+  static CINCH_HD uint32_t add_zero(uint32_t pair) { return add_zero_to_bf16_pair(pair); }
   static CINCH_HD bool has_nan(uint32_t pair) { return has_nan_bf16(pair); }
   static CINCH_HD float widen_low(uint32_t pair) { return float_of(pair << 16); }
   static CINCH_HD float widen_high(uint32_t pair) { return float_of(pair & 0xffff0000u); }
@@ -266,6 +287,7 @@ struct F16 : PairElement<F16> {
   static CINCH_HD uint32_t smaller_pair(uint32_t a, uint32_t b) { return smaller_f16_pair(a, b); }
   static CINCH_HD uint32_t larger_pair(uint32_t a, uint32_t b) { return larger_f16_pair(a, b); }
   static CINCH_HD uint32_t magnitudes(uint32_t pair) { return magnitudes_of_f16_pair(pair); }
+  static CINCH_HD uint32_t add_zero(uint32_t pair) { return add_zero_to_f16_pair(pair); }
   static CINCH_HD bool has_nan(uint32_t pair) { return has_nan_f16(pair); }
   static CINCH_HD float widen_low(uint32_t pair) { return widen_f16_low(pair); }
   static CINCH_HD float widen_high(uint32_t pair) { return widen_f16_high(pair); }

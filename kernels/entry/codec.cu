@@ -61,7 +61,7 @@ __device__ __forceinline__ void encode_tiles(const C &codec, const cinch_codec_a
     const uint32_t there = tiles.elements_of(tile);
     typename C::Summary summary = C::empty_summary();
     typename C::PairTile pairs;
-    pairs.summary = C::empty_summary();
+    pairs.below = 0, pairs.summary = C::empty_summary();
     float x[16];
     if (begun) {
       if constexpr (PAIRS) {
@@ -94,11 +94,11 @@ __device__ __forceinline__ void encode_tiles(const C &codec, const cinch_codec_a
   }
 }
 
-// Encodes the whole tiles of an array with blocks of the default size, by a codec whose codes are signs. Loads of rows cover
-// whole lines; with those of encode_blocks, 64 bytes a lane, the first-level cache is the limit.
-template <class C, class E>
+// Encodes the whole tiles of an fp32 array with blocks of the default size, by a codec whose codes are signs. Loads of rows
+// cover whole lines; with those of encode_blocks, 64 bytes a lane, the first-level cache is the limit.
+template <class C>
 __device__ __forceinline__ void encode_sign_rows(const C &codec, const cinch_codec_args &args) {
-  const typename E::Bits *elements = static_cast<const typename E::Bits *>(args.elements);
+  const float *elements = static_cast<const float *>(args.elements);
   const uint32_t lane = threadIdx.x % 32, step = gridDim.x * (THREADS / 32);
   const ArrayTiles tiles(args.n);
   uint8_t *const wire = static_cast<uint8_t *>(args.wire);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void encode_sign_rows(const C &codec, const cinch_cod
   CINCH_ROLL
   for (uint32_t tile = blockIdx.x * (THREADS / 32) + warp_index(); tile < tiles.whole; tile += step) {
     float number[2];
-    const uint32_t word = C::Format::template encode_rows<E>(elements + (uint64_t)tile * TILE, number);
+    const uint32_t word = C::Format::encode_rows(elements + (uint64_t)tile * TILE, number);
     if (lane < 16) reinterpret_cast<uint32_t *>(wire)[(uint64_t)tile * 16 + lane] = word;
     if (lane % 16 == 0) {
       numbers[(uint64_t)tile * 4] = number[0];
@@ -170,10 +170,10 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   __syncthreads();
   if constexpr (!C::scaled) {
     encode_tiles<C, E, false>(codec, args);
-  } else if constexpr (C::codes_are_signs) {
+  } else if constexpr (C::codes_are_signs && !E::pairs) {
     uint32_t begin = 0;
-    if (codec.has_default_blocks() && (uintptr_t)args.elements % 4 == 0) {
-      encode_sign_rows<C, E>(codec, args);
+    if (codec.has_default_blocks()) {
+      encode_sign_rows<C>(codec, args);
       begin = (uint32_t)(args.n / TILE);
     }
     encode_blocks<C, E>(codec, args, begin);

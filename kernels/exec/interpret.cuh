@@ -374,6 +374,9 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       if (own.work.residuals != nullptr) end_feedback(*own.work.residuals, channels);
       if (ends_scales) end_scales(*own.work.scales, own.work.codec.word[REFRESH_WORD], channels);
       if (takes_verdict) add_verdict(comm, own);
+    } else if (threadIdx.x == 0 && takes_verdict) {
+      // No block writes the statistics of a failed call. Those of an earlier one must not pass for them.
+      own.work.statistics->known = 0;
     }
   }
 }

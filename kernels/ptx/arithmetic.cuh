@@ -232,4 +232,13 @@ CINCH_HD uint32_t power_factor(uint32_t by) {
   return power;
 }
 
+// Returns the sum of the four bytes of x.
+CINCH_HD uint32_t sum_of_bytes(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return __dp4a(x, 0x01010101u, 0u);
+#else
+  return (x & 0xff) + (x >> 8 & 0xff) + (x >> 16 & 0xff) + (x >> 24);
+#endif
+}
+
 }  // namespace cinch

@@ -60,6 +60,20 @@ __device__ __forceinline__ uint32_t magnitudes_of_bf16_pair(uint32_t pair) {
   return magnitudes;
 }
 
+// Return the pair with 0 in place of -0.
+__device__ __forceinline__ uint32_t add_zero_to_f16_pair(uint32_t pair) {
+  uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(0));
+  return sum;
+}
+
+__device__ __forceinline__ uint32_t add_zero_to_bf16_pair(uint32_t pair) {
+  uint32_t sum;
+  // A sum alone needs sm_90.
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(0x3f803f80), "r"(0));
+  return sum;
+}
+
 // Returns whether either half is NaN.
 __device__ __forceinline__ bool has_nan_f16(uint32_t pair) {
   return (pair & 0x7fff) > 0x7c00 || (pair & 0x7fff0000u) > 0x7c000000u;

@@ -93,7 +93,8 @@ def decode(
 def copy(array: Any, out: Any, codec: str, draw: int = 0, stream: Any = None) -> Any:
     """Copies an array (f32, f16 or bf16) between host memory and a GPU, encoded by `codec` on the way; returns `out`.
 
-    One of both lies in host memory, the other on a GPU. `out` receives decoded elements, in the order of `stream`.
+    One of both lies in host memory, the other on a GPU. `out` receives decoded elements, in the order of `stream`. In a
+    capture each replay copies the elements that `array` has then: keep both arrays as long as the graph.
     """
     draw = integer(draw, ctypes.c_uint64, "draw")
     given = describe(array, "array")
@@ -111,7 +112,8 @@ def copy_to_gpus(array: Any, outs: Sequence[Any], codec: str, draw: int = 0, str
     """Copies an array (f32, f16 or bf16) in host memory to arrays on one or several GPUs, encoded by `codec` on the way.
 
     It is encoded once, and its encoding crosses the bus once for each GPU. Each of `outs` receives decoded elements, in the
-    order of its entry of `streams`; without `streams`, of the current stream of its GPU.
+    order of its entry of `streams`; without `streams`, of the current stream of its GPU. In a capture all are one stream, and
+    each replay copies the elements that `array` has then: keep the arrays as long as the graph.
     """
     draw = integer(draw, ctypes.c_uint64, "draw")
     given = describe(array, "array")

@@ -107,7 +107,8 @@ impl GpuCodecs {
     /// [`GpuCodecs::encode`]; timeout if the stream makes no progress. After a timeout or a driver's error the memory at
     /// `address` is undefined.
     ///
-    /// In a capture nothing is read yet: each replay copies what `src` has then, with the same `draw`.
+    /// In a capture nothing is read yet: each replay copies what `src` has then, with the same `draw`. An internal error in a
+    /// replay ends the process.
     ///
     /// # Safety
     /// `address` is memory of this GPU, with as many bytes as `src` has, and `stream` exists on the GPU. No
@@ -161,14 +162,16 @@ impl GpuCodecs {
         unsafe { HostCopier::to_devices(spec, dtype, draw, src, &targets) }
     }
 
-    /// Copies the elements at `address` through codec `spec` to `dst`. Returns when `dst` is complete.
+    /// Copies the elements at `address` through codec `spec` to `dst`. Returns when `dst` is complete; in a capture, each
+    /// replay completes it.
     ///
     /// # Errors
     /// See [`GpuCodecs::copy_to_device`].
     ///
     /// # Safety
     /// `address` is memory of this GPU, with as many bytes as `dst` has, and `stream` exists on the GPU. No
-    /// other code frees or writes the memory while the copy runs in the stream.
+    /// other code frees or writes the memory while the copy runs in the stream. If the copy is captured, `dst` stays as long
+    /// as the graph may be replayed, and no other code uses it during a replay.
     pub unsafe fn copy_to_host(
         &self,
         spec: CodecSpec,

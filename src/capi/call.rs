@@ -71,8 +71,8 @@ pub struct cinch_call_t {
     /// `cinch_statistics_read` reads them. On host memory `cinch_report_t` has those of calls with a codec.
     pub statistics: *mut cinch_statistics_t,
     /// 1: `statistics` get the verdict of the output alone, and 0 in the fields of the contribution. The kernels of large
-    /// reductions, and those of codecs, take it from what they store; the contribution's fields cost another
-    /// kernel that reads the input.
+    /// calls that reduce or encode take it from what they store; for others another kernel reads the output. The
+    /// contribution's fields cost another kernel that reads the input.
     pub verdict_only: c_int,
 }
 
@@ -179,6 +179,7 @@ pub(super) unsafe fn describe(call: *const cinch_call_t) -> Result<(Arc<CommEntr
     // SAFETY: the caller passes NULL or a struct for the size that it gives.
     let call = unsafe { versioned::read(call)? };
     let (request, options) = (request_of(&call)?, options_of(&call)?);
+    is_verdict_only(&call)?;
     let (entry, mut made) = collectives::describe(call.comm, &request)?;
     options.set(&mut made);
     Ok((entry, made))

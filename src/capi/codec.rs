@@ -197,7 +197,8 @@ pub unsafe extern "C" fn cinch_decode(
 ///
 /// In a capture nothing is copied yet. Each replay of the graph copies the elements that `src` has then, with the same
 /// `draw`; both arrays must stay as long as there are replays. The graph keeps pinned memory for two pieces of 512 Ki
-/// elements a thread, and as much on the GPU. Replays of one captured copy must not run at the same time.
+/// elements a thread, and as much on the GPU; the driver may allocate it only when running kernels have ended. Replays of one
+/// captured copy must not run at the same time. An internal error in a replay ends the process, since nothing could report it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_copy(
     codec: *const c_char,

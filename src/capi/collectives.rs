@@ -293,3 +293,32 @@ pub(super) fn describe(
     let (call, _) = request.call(&ARGUMENT_NAMES, entry.comm.rank(), find_op)?;
     Ok((entry, call))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::DeviceBuffers;
+    use crate::types::CallStatistics;
+
+    #[test]
+    fn verdict_only_selects_the_statistics() {
+        let mut place = std::mem::MaybeUninit::<CallStatistics>::uninit();
+        for verdict_only in [false, true] {
+            let outputs = CallOutputs {
+                report: ReportTarget::NONE,
+                statistics: place.as_mut_ptr().cast(),
+                verdict_only,
+            };
+            // SAFETY: nothing uses the buffers, the stream or the statistics.
+            let made = unsafe {
+                let buffers = DeviceBuffers::new((0, 0), (0, 0), 0);
+                outputs.with_statistics(Buffers::Gpu(buffers))
+            };
+            let Ok(Buffers::Gpu(buffers)) = made else {
+                panic!("not on a GPU");
+            };
+            assert_eq!(buffers.statistics(), Some(place.as_ptr().addr() as u64));
+            assert_eq!(buffers.takes_input_statistics(), !verdict_only);
+        }
+    }
+}

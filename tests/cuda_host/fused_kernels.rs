@@ -36,11 +36,7 @@ fn calls_at_any_sequence_number_give_the_reference() {
 fn calls_through_codecs_equal_the_scalar_codec() {
     for kind in FUSED_CODECS {
         let has = |spec: &&str| spec.parse().is_ok_and(|spec: CodecSpec| spec.kind == kind);
-        assert!(
-            fused_coded::SPECS.iter().any(|spec| has(&spec)),
-            "{}",
-            kind.name()
-        );
+        assert!(fused_coded::SPECS.iter().any(has), "{}", kind.name());
     }
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(support::seed());

@@ -126,7 +126,8 @@ impl Work {
         let mut input = data.vec(rank, elements);
         let is_now = time == 1 || self.times == 1;
         if self.is_poisoned && is_now && rank + 1 == self.nranks && elements > 0 {
-            let at = elements * 2 / 3 * dtype.size();
+            let places = [0, elements * 2 / 3, elements - 1];
+            let at = places[(self.data.seed / 3 % 3) as usize] * dtype.size();
             // Sums with the large element may leave the range of the type.
             let large = if dtype.size() == 1 { 400.0 } else { 6e4 };
             let x = [f64::NAN, f64::INFINITY, large][(self.data.seed % 3) as usize];

@@ -482,14 +482,26 @@ fn captured_copies(setup: &Setup) -> Verdict {
                 stream: &stream,
             });
             let draw = ran as u64;
-            let there = Graph::capture(&stream, CaptureMode::Relaxed, |_| {
+            let modes = [
+                CaptureMode::Relaxed,
+                CaptureMode::ThreadLocal,
+                CaptureMode::Global,
+            ];
+            let mode = modes[ran / 2 % 3];
+            let there = Graph::capture(&stream, mode, |_| {
                 // SAFETY: host array and memory outlive the graph, and nothing else uses them during a replay.
                 unsafe { HostCopier::to_devices(spec, dtype, draw, &host[shift..], &targets) }
             })?;
-            let back = Graph::capture(&stream, CaptureMode::Relaxed, |_| {
-                let (from, to) = (targets[0].address, &mut host[shift..]);
+            // A copy back behind one to the GPU, and before work that overwrites the array.
+            let mut returned = vec![0u8; bytes + shift];
+            let both = Graph::capture(&stream, mode, |_| {
                 // SAFETY: as above.
-                unsafe { copier.to_host(spec, dtype, draw, from, to, &stream) }
+                unsafe {
+                    HostCopier::to_devices(spec, dtype, draw, &host[shift..], &targets)?;
+                    let (from, to) = (targets[0].address, &mut returned[shift..]);
+                    copier.to_host(spec, dtype, draw, from, to, &stream)?;
+                }
+                memory.fill(PADDING, &stream)
             })?;
             for _ in 0..2 {
                 let values = mixture(&mut rng, n);
@@ -498,6 +510,7 @@ fn captured_copies(setup: &Setup) -> Verdict {
                 widen(dtype, Isa::Scalar, &host[shift..], &mut exact);
                 let expected = through_codec(spec, dtype, &exact, draw)?;
                 memory.fill(PADDING, &stream)?;
+                there.launch(&stream)?;
                 there.launch(&stream)?;
                 stream.wait(PATIENCE)?;
                 for array in 0..2 {
@@ -510,14 +523,12 @@ fn captured_copies(setup: &Setup) -> Verdict {
                     same(dtype, &found[16..][..bytes], &expected)
                         .map_err(|stop| stop.context(what()))?;
                 }
-                let mut bytes = vec![0; bytes];
-                narrow(dtype, Isa::Scalar, &exact, &mut bytes);
-                memory.write(16, &bytes, &stream, PATIENCE)?;
-                host.fill(PADDING);
-                back.launch(&stream)?;
+                both.launch(&stream)?;
                 stream.wait(PATIENCE)?;
-                same(dtype, &host[shift..], &expected)
-                    .map_err(|stop| stop.context(format!("{} to the host", what())))?;
+                widen(dtype, Isa::Scalar, &expected, &mut exact);
+                let twice = through_codec(spec, dtype, &exact, draw)?;
+                same(dtype, &returned[shift..], &twice)
+                    .map_err(|stop| stop.context(format!("{} and back", what())))?;
                 ran += 1;
             }
         }

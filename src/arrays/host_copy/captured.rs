@@ -44,7 +44,9 @@ struct CapturedCopy {
     pieces: Vec<CapturedPiece>,
     device: DeviceCodec,
     host_stream: Stream,
+    /// Events in the caller's stream before the copy, and in the host stream behind it.
     begun: Event,
+    ended: Event,
     /// Events behind the last host function of each slot.
     worked: Vec<Event>,
 }
@@ -96,7 +98,9 @@ impl HostCopier {
         targets: &[CopyTarget<'_>],
     ) -> Result<()> {
         let stream = targets[0].stream;
-        let is_other = |target: &CopyTarget<'_>| target.stream.handle() != stream.handle();
+        // Default streams of two GPUs have one handle.
+        let of = |stream: &Stream| (stream.context().handle(), stream.handle());
+        let is_other = |target: &CopyTarget<'_>| of(target.stream) != of(stream);
         if targets.iter().any(is_other) {
             return Err(Error::invalid_usage(
                 "a packed copy to arrays on several streams cannot be captured: record a copy on each stream",
@@ -104,20 +108,21 @@ impl HostCopier {
         }
         let captured = Arc::new(self.captured(copy, (array, bytes / copy.dtype.size()))?);
         // Replays of what is recorded before an error use the copy, too.
-        stream.keep_for_replay(captured.clone())?;
+        if !stream.keep_for_replay(captured.clone())? {
+            return Err(Error::invalid_usage(
+                "the stream's capture has ended while a packed copy was recorded",
+            ));
+        }
         captured.begun.record(stream)?;
         captured.host_stream.wait_event(&captured.begun)?;
-        for (number, piece) in captured.pieces.iter().enumerate() {
-            match array {
-                HostArray::Source(_) => captured.send(piece, number, targets)?,
-                HostArray::Target(_) => captured.fetch(piece, number, &targets[0])?,
-            }
-        }
-        // Host functions run one after the other, so the last one has run behind all others.
-        match captured.pieces.last() {
-            Some(last) => stream.wait_event(&captured.worked[last.slot]),
-            None => Ok(()),
-        }
+        let mut pieces = captured.pieces.iter().enumerate();
+        let outcome = pieces.try_for_each(|(number, piece)| match array {
+            HostArray::Source(_) => captured.send(piece, number, targets),
+            HostArray::Target(_) => captured.fetch(piece, number, &targets[0]),
+        });
+        // The host stream joins the caller's even after an error, because a capture cannot end with a stream that has not.
+        let joined = captured.ended.record(&captured.host_stream);
+        outcome.and(joined.and(stream.wait_event(&captured.ended)))
     }
 
     /// Returns a copy of `count` elements with its memory, of which nothing is recorded.
@@ -156,6 +161,7 @@ impl HostCopier {
             device: DeviceCodec::new(&self.kernels, copy.spec, Layout::Chunk)?,
             host_stream: Stream::new(context)?,
             begun: Event::new(context)?,
+            ended: Event::new(context)?,
             worked: worked.collect::<Result<_>>()?,
         })
     }

@@ -184,7 +184,7 @@ pub fn read_statistics(
         let memory = unsafe { DeviceMemory::lent(context, address, bytes.len()) };
         memory.read(0, &mut bytes, &stream, READ_TIMEOUT)?;
     }
-    // After a failure the kernels end, and leave statistics of an incomplete output.
+    // After a failure the kernels end, and leave statistics of an incomplete output, or none.
     fault.check()?;
     let (all, _) = bytes.as_chunks::<BYTES>();
     Ok(all.iter().map(CallStatistics::from_bytes).collect())
