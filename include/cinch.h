@@ -882,8 +882,8 @@ typedef struct {
     cinch_statistics_t *statistics;
     /**
      * 1: `statistics` get the verdict of the output alone, and 0 in the fields of the contribution. The kernels of large
-     * reductions, and those of codecs, take it from what they store; the contribution's fields cost another
-     * kernel that reads the input.
+     * calls that reduce or encode take it from what they store; for others another kernel reads the output. The
+     * contribution's fields cost another kernel that reads the input.
      */
     int verdict_only;
 } cinch_call_t;
@@ -1612,7 +1612,8 @@ cinch_result_t cinch_decode(const char *codec,
  *
  * In a capture nothing is copied yet. Each replay of the graph copies the elements that `src` has then, with the same
  * `draw`; both arrays must stay as long as there are replays. The graph keeps pinned memory for two pieces of 512 Ki
- * elements a thread, and as much on the GPU. Replays of one captured copy must not run at the same time.
+ * elements a thread, and as much on the GPU; the driver may allocate it only when running kernels have ended. Replays of one
+ * captured copy must not run at the same time. An internal error in a replay ends the process, since nothing could report it.
  */
 cinch_result_t cinch_copy(const char *codec,
                           const void *src,
