@@ -115,8 +115,8 @@ __device__ __forceinline__ void encode_sign_rows(const C &codec, const cinch_cod
   }
 }
 
-// Encodes an array with blocks of any size, from tile `begin` on, which begins a block. A warp loads a block of several tiles twice: for its Summary, then for its
-// codes.
+// Encodes an array with blocks of any size, from tile `begin` on, which begins a block. A warp loads a block of several
+// tiles twice: for its Summary, then for its codes.
 template <class C, class E>
 __device__ __forceinline__ void encode_blocks(const C &codec, const cinch_codec_args &args,
                                               uint32_t begin = 0) {

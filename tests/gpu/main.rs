@@ -26,6 +26,7 @@ mod hosts;
 mod many_ranks;
 mod models;
 mod options;
+mod packed_copies;
 mod pinned;
 mod ranks;
 mod recovery;
@@ -64,6 +65,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(collectives::checks(options));
     all.extend(codecs::checks(options));
     all.extend(arrays::checks(options));
+    all.extend(packed_copies::checks(options));
     all.extend(coded::checks(options));
     all.extend(many_ranks::checks());
     all.extend(models::checks(options));

@@ -15,17 +15,15 @@
 use super::pieces::{Copy, locked, panicked};
 use super::staging::{StagingSlot, memcpy};
 use super::{CopyTarget, HostCopier, PIECE, elements};
+use crate::arrays::Layout;
 use crate::arrays::device_codec::DeviceCodec;
-use crate::arrays::{Layout, StandAlone};
 use crate::cpu::Tile;
 use crate::error::{Error, Result};
 use crate::gpu::{Event, Stream};
 use crate::sys::log::{Level, line};
-use crate::types::{CodecSpec, DType};
 use std::ffi::c_void;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// Number of pieces whose encodings are in memory at a time: one is packed while another is transferred.
 const SLOTS: usize = 2;
@@ -61,11 +59,7 @@ struct CapturedPiece {
 
 /// Code and memory that the host functions of a copy share.
 struct HostWork {
-    host: StandAlone,
-    spec: CodecSpec,
-    dtype: DType,
-    draw: u64,
-    timeout: Duration,
+    copy: Copy,
     array: HostArray,
     slots: Vec<StagingSlot>,
     /// Bytes from the encoding of one part of [`PIECE`] elements to the next in a slot.
@@ -93,7 +87,7 @@ impl HostCopier {
     /// As for [`HostCopier::to_devices`] and [`HostCopier::to_host`] in a capture.
     pub(super) unsafe fn capture(
         &self,
-        copy: &Copy<'_>,
+        copy: &Copy,
         (array, bytes): (HostArray, usize),
         targets: &[CopyTarget<'_>],
     ) -> Result<()> {
@@ -126,11 +120,7 @@ impl HostCopier {
     }
 
     /// Returns a copy of `count` elements with its memory, of which nothing is recorded.
-    fn captured(
-        &self,
-        copy: &Copy<'_>,
-        (array, count): (HostArray, usize),
-    ) -> Result<CapturedCopy> {
+    fn captured(&self, copy: &Copy, (array, count): (HostArray, usize)) -> Result<CapturedCopy> {
         let context = self.context();
         let parts = count.div_ceil(PIECE).min(self.lock()?.tiles.len()).max(1);
         let run = parts * PIECE;
@@ -139,11 +129,7 @@ impl HostCopier {
         let slot = |_| StagingSlot::new(context, 0, stride * parts);
         let worked = slots.clone().map(|_| Event::new(context));
         let shared = Arc::new(HostWork {
-            host: copy.host.clone(),
-            spec: copy.spec,
-            dtype: copy.dtype,
-            draw: copy.draw,
-            timeout: copy.timeout,
+            copy: copy.clone(),
             array,
             slots: slots.clone().map(slot).collect::<Result<_>>()?,
             stride,
@@ -170,7 +156,7 @@ impl HostCopier {
 impl CapturedCopy {
     /// Records the copy of piece `number` to the targets.
     fn send(&self, piece: &CapturedPiece, number: usize, targets: &[CopyTarget<'_>]) -> Result<()> {
-        let (stream, slot) = (targets[0].stream, piece.staging());
+        let (stream, slot, copy) = (targets[0].stream, piece.staging(), &piece.shared.copy);
         if number >= SLOTS {
             self.host_stream.wait_event(&slot.used)?;
         }
@@ -183,9 +169,9 @@ impl CapturedCopy {
             memcpy(stream, to, slot.pinned.address(), piece.bytes())?;
             slot.used.record(stream)?;
             for part in piece.parts() {
-                let encoding = (to + part.at as u64, piece.shared.host.bytes(part.n));
+                let encoding = (to + part.at as u64, copy.host.bytes(part.n));
                 for target in targets {
-                    let elements = elements(target.address, piece.shared.dtype, part.first, part.n);
+                    let elements = elements(target.address, copy.dtype, part.first, part.n);
                     self.device.decode(encoding, elements, stream)?;
                 }
             }
@@ -195,15 +181,15 @@ impl CapturedCopy {
 
     /// Records the copy of piece `number` from the GPU.
     fn fetch(&self, piece: &CapturedPiece, number: usize, from: &CopyTarget<'_>) -> Result<()> {
-        let (stream, slot, shared) = (from.stream, piece.staging(), &piece.shared);
+        let (stream, slot, copy) = (from.stream, piece.staging(), &piece.shared.copy);
         let at = slot.device.address();
         // SAFETY: as in `send`.
         unsafe {
             for part in piece.parts() {
-                let encoding = (at + part.at as u64, shared.host.bytes(part.n));
-                let elements = elements(from.address, shared.dtype, part.first, part.n);
+                let encoding = (at + part.at as u64, copy.host.bytes(part.n));
+                let elements = elements(from.address, copy.dtype, part.first, part.n);
                 let device = &self.device;
-                device.encode_from(elements, shared.draw, part.first, encoding, stream)?;
+                device.encode_from(elements, copy.draw, part.first, encoding, stream)?;
             }
             if number >= SLOTS {
                 stream.wait_event(&self.worked[piece.slot])?;
@@ -256,7 +242,7 @@ impl CapturedPiece {
     /// Returns the bytes in the slot from the first part to the end of the last one.
     fn bytes(&self) -> usize {
         let last = self.parts().last();
-        last.map_or(0, |part| part.at + self.shared.host.bytes(part.n))
+        last.map_or(0, |part| part.at + self.shared.copy.host.bytes(part.n))
     }
 
     /// Packs or unpacks all parts, on a thread for each while the system has threads.
@@ -291,20 +277,14 @@ impl CapturedPiece {
 
     fn work_on(&self, part: Part, tile: &mut Tile) -> Result<()> {
         let shared = &*self.shared;
-        let copy = Copy {
-            host: &shared.host,
-            spec: shared.spec,
-            dtype: shared.dtype,
-            draw: shared.draw,
-            timeout: shared.timeout,
-        };
-        let size = shared.dtype.size();
+        let copy = &shared.copy;
+        let size = copy.dtype.size();
         let (offset, bytes) = (part.first * size, part.n * size);
         // SAFETY: the slot has room for all parts, no two of which overlap. The recorded order keeps the GPU away meanwhile, and
         // the lock of `work` other replays.
         let encoding = unsafe {
             let slot = self.staging().pinned.host().as_ptr().add(part.at);
-            std::slice::from_raw_parts_mut(slot, shared.host.bytes(part.n))
+            std::slice::from_raw_parts_mut(slot, copy.host.bytes(part.n))
         };
         match shared.array {
             HostArray::Source(address) => {

@@ -166,7 +166,7 @@ impl HostCopier {
             return Ok(());
         }
         let copy = Copy {
-            host: &host,
+            host,
             spec,
             dtype,
             draw,
@@ -230,7 +230,7 @@ impl HostCopier {
             return Ok(());
         }
         let copy = Copy {
-            host: &host,
+            host,
             spec,
             dtype,
             draw,
@@ -346,7 +346,7 @@ impl GpuCopy<'_> {
     }
 
     /// Queues the pack kernel of a piece and its copy from the GPU.
-    fn fetch(&self, copy: &Copy<'_>, slot: &StagingSlot, first: usize, n: usize) -> Result<()> {
+    fn fetch(&self, copy: &Copy, slot: &StagingSlot, first: usize, n: usize) -> Result<()> {
         let stream = &self.resources.streams[slot.stream].0;
         let bytes = self.device.bytes(n);
         let (from, to) = (slot.device.address(), slot.pinned.address());

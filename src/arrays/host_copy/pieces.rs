@@ -21,8 +21,9 @@ const PART: usize = 16 << 10;
 const GPU_POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Coding of one copy.
-pub struct Copy<'a> {
-    pub host: &'a StandAlone,
+#[derive(Clone)]
+pub struct Copy {
+    pub host: StandAlone,
     pub spec: CodecSpec,
     pub dtype: DType,
     pub draw: u64,
@@ -45,7 +46,7 @@ struct ArrayPiece<B> {
     bytes: B,
 }
 
-impl Copy<'_> {
+impl Copy {
     pub fn to_devices(&self, src: &[u8], gpus: &mut [GpuCopy<'_>]) -> Result<()> {
         let Some((gpu, others)) = gpus.split_first_mut() else {
             return Ok(());
