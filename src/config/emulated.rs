@@ -1,6 +1,6 @@
 //! The machine whose links shared memory emulates. `cinch bench --emulate` sets it; no variable does.
 
-use sha2::{Digest, Sha256};
+use crate::types::short_digest;
 use std::fmt;
 
 /// A machine whose links shared memory emulates, so that schedules can be measured without the hardware.
@@ -17,11 +17,7 @@ pub struct EmulatedMachine {
 impl fmt::Display for EmulatedMachine {
     /// Names file, divisor and the beginning of the text's hash, by which ranks compare their machines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digest = Sha256::digest(self.xml.as_bytes());
-        write!(f, "{} / {} (", self.file, self.scale)?;
-        for byte in &digest[..4] {
-            write!(f, "{byte:02x}")?;
-        }
-        f.write_str(")")
+        let digest = short_digest(&self.xml);
+        write!(f, "{} / {} ({})", self.file, self.scale, &digest[..8])
     }
 }

@@ -10,9 +10,8 @@ use super::rings;
 use super::whole_rings::whole_rings;
 use crate::error::{Error, Result};
 use crate::schedule::{Groups, RankOrder, RingOrders};
-use sha2::{Digest, Sha256};
+use crate::types::short_digest;
 use std::fmt;
-use std::fmt::Write;
 
 /// Ring order, groups, and links between the ranks of a communicator. All ranks have the same topology, and
 /// compare its fingerprint.
@@ -122,12 +121,7 @@ impl RankTopology {
         if self.slowdown != 1 {
             text += &format!(" / {}", self.slowdown);
         }
-        let digest = Sha256::digest(text.as_bytes());
-        digest.iter().take(8).fold(String::new(), |mut text, byte| {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        short_digest(text)
     }
 }
 

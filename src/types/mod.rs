@@ -15,6 +15,7 @@ mod kernel_intra;
 mod named_enum;
 mod raw_reason;
 mod reduce_op;
+mod short_digest;
 mod signature;
 mod subsystem;
 
@@ -30,6 +31,7 @@ pub use dtype::{DType, Element};
 pub use kernel_intra::KernelIntra;
 pub use raw_reason::RawReason;
 pub use reduce_op::{ReduceOp, Scalar};
+pub(crate) use short_digest::short_digest;
 pub(crate) use signature::SEQUENCE_WORD;
 pub use signature::{CallSignature, FORMAT_VERSION, Fused, SIGNATURE_WORDS};
 pub use subsystem::{Subsystem, Subsystems};

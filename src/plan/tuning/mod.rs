@@ -10,8 +10,8 @@ mod text;
 
 use super::Request;
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecKind, Collective, KernelProtocol};
-use sha2::{Digest, Sha256};
+
+use crate::types::{Algorithm, CodecKind, Collective, KernelProtocol, short_digest};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -254,16 +254,12 @@ impl TuningTable {
         (entries, left): (Vec<(usize, TableEntry)>, Vec<ModelSizes>),
         text: &str,
     ) -> TuningTable {
-        let digest = Sha256::digest(text.as_bytes());
         TuningTable {
             name: name.into(),
             header,
             entries,
             left,
-            fingerprint: digest[..8]
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect(),
+            fingerprint: short_digest(text),
         }
     }
 }

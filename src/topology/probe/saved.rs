@@ -6,7 +6,7 @@ use crate::sys::file;
 use crate::sys::nvml::Nvml;
 use crate::topology::graph::{LinkKind, MachineGraph, NodeKind};
 use crate::topology::{DetectSources, ProcessorFacts, detect};
-use sha2::{Digest, Sha256};
+use crate::types::short_digest;
 use std::fmt::Write;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -51,11 +51,11 @@ impl ProbeKey {
         uuids.sort_unstable();
         let uuids = uuids.join("\n");
         let text = [&static_text(graph), &uuids, driver, settings]
-            .map(hash)
+            .map(short_digest)
             .join("\n");
         ProbeKey {
-            fingerprint: hash(&text),
-            file: format!("{}.txt", hash(&uuids)),
+            fingerprint: short_digest(&text),
+            file: format!("{}.txt", short_digest(&uuids)),
         }
     }
 
@@ -210,15 +210,6 @@ fn static_text(graph: &MachineGraph) -> String {
         }
     }
     text
-}
-
-/// Returns the first 16 hexadecimal digits of the SHA-256 of a text.
-fn hash(text: impl AsRef<str>) -> String {
-    let digest = Sha256::digest(text.as_ref().as_bytes());
-    digest.iter().take(8).fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]
