@@ -198,6 +198,7 @@ impl Build {
         println!("cargo:rustc-cfg=cinch_cuda");
         let targets: Vec<_> = self.targets.iter().map(Target::names).collect();
         let mut table = String::new();
+        let mut hasher = DefaultHasher::new();
         for name in &entries {
             let _ = writeln!(table, "    KernelFile {{ name: {name:?}, images: &[");
             for image in self.targets.iter().flat_map(Target::images) {
@@ -205,6 +206,7 @@ impl Build {
                 let path = out().join(&packed);
                 let bytes =
                     fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                bytes.hash(&mut hasher);
                 let _ = writeln!(
                     table,
                     "        KernelImage {{ target: {}, len: {}, packed: include_bytes!(concat!(\
@@ -217,9 +219,10 @@ impl Build {
         }
         write_table(&format!(
             "/// Whether kernels were built.\npub const STATE: State = State::Built {{ nvcc: {:?}, \
-             archs: {:?} }};\nstatic FILES: &[KernelFile] = &[\n{table}];\n",
+             archs: {:?}, hash: {} }};\nstatic FILES: &[KernelFile] = &[\n{table}];\n",
             self.nvcc.version,
-            targets.join(" ")
+            targets.join(" "),
+            hasher.finish(),
         ))
     }
 

@@ -17,7 +17,7 @@ const NCCL_BOUND: &str = "the bound of NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS and max
 /// Names, in errors, the machine whose links are emulated.
 const EMULATED: &str = "the machine of --emulate";
 
-/// Compares the settings that all ranks must share.
+/// Compares the settings that all ranks must share, and returns them.
 ///
 /// # Errors
 /// Mismatch, naming the setting, two ranks and both values; the error is equal on all ranks.
@@ -26,15 +26,16 @@ pub(super) fn compare_settings(
     config: &Config,
     policy: &CodecPolicy,
     table: Option<&TuningTable>,
-) -> Result<()> {
+) -> Result<String> {
     let peers = exchange.peers();
     let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
     let lines: Vec<String> = shared_settings(config, policy, table, one_host)
         .into_iter()
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
-    let texts = exchange.all_gather(lines.join("\0").as_bytes())?;
-    compare(&texts, peers)
+    let own = lines.join("\0");
+    compare(&exchange.all_gather(own.as_bytes())?, peers)?;
+    Ok(own)
 }
 
 /// Returns names and values of the settings that this communicator's ranks must share.
@@ -151,7 +152,7 @@ mod tests {
         let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
             let compare = |(exchange, config): (&Arc<LocalOutOfBand>, &Config)| {
                 let policy = CodecPolicy::new(config, CommFacts::first(2, 1));
-                compare_settings(&**exchange, config, &policy, None)
+                compare_settings(&**exchange, config, &policy, None).map(drop)
             };
             let threads: Vec<_> = ranks()
                 .map(|rank| scope.spawn(move || compare(rank)))

@@ -1,12 +1,13 @@
 //! Communicators whose buffers are on GPUs: joining, checks, calls on a stream.
 
+use super::call_times::{self, SavedTimes};
 use super::check::{self, BufferRanges};
 use super::resident::resident;
 use super::sample::Admission;
 use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
-use super::{costs, stats, topology};
+use super::{stats, topology};
 use crate::bootstrap::OutOfBandRef;
-use crate::config::{CodecPolicy, Config, FileChoice};
+use crate::config::{CodecPolicy, Config, FileChoice, cache_directory};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::gpu::kernels::{self, Kernels};
 use crate::engine::gpu::{
@@ -113,17 +114,18 @@ impl GpuState {
     }
 }
 
-/// Connects this rank's GPU with the GPUs of all other ranks. All ranks call it together.
+/// Connects this rank's GPU with the GPUs of all other ranks. All ranks call it together, with the policy and the text of
+/// the settings on which they agreed.
 pub(super) fn connect(
     exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
     (config, deadline): (&Config, Instant),
-    policy: &CodecPolicy,
+    agreed: (&CodecPolicy, &str),
     isa: Isa,
     table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
     // An error is announced, so that the other ranks do not wait for a rank that cannot connect.
-    try_connect(exchange, fault, (config, deadline), policy, isa, table)
+    try_connect(exchange, fault, (config, deadline), agreed, isa, table)
         .inspect_err(|error| exchange.announce(error))
 }
 
@@ -131,7 +133,7 @@ fn try_connect(
     exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
     (config, deadline): (&Config, Instant),
-    policy: &CodecPolicy,
+    (policy, settings): (&CodecPolicy, &str),
     isa: Isa,
     table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
@@ -197,15 +199,25 @@ fn try_connect(
         );
         engine.set_topology(topology);
     }
-    let state = start(exchange, config, &policy, context, engine)?;
+    let links = info.classes.join(" ");
+    let state = start(
+        exchange,
+        config,
+        &policy,
+        (&links, settings),
+        context,
+        engine,
+    )?;
     Ok((info, state))
 }
 
-/// Allocates memory beside that of `engine`, and times calls for `auto:` codecs. All ranks call it together.
+/// Allocates memory beside that of `engine`, and takes or measures the times of calls for `auto:` codecs. All ranks call it
+/// together; `links` and `settings` are those of this rank as texts.
 fn start(
     exchange: &OutOfBandRef,
     config: &Config,
     policy: &CodecPolicy,
+    (links, settings): (&str, &str),
     context: Arc<Context>,
     mut engine: GpuEngine,
 ) -> Result<GpuState> {
@@ -213,24 +225,38 @@ fn start(
         0 => None,
         _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
-    let timed = match engine.has_queues() {
-        true => costs::timed_codecs(policy),
+    let codecs = match engine.has_queues() {
+        true => call_times::timed_codecs(policy),
         false => Vec::new(),
     };
-    let timer = match timed[..] {
-        [] => None,
-        _ => Some(CallTimer::new(
+    let mut saved = None;
+    let mut known = None;
+    if !codecs.is_empty() {
+        let own = call_times::facts(&context, links, settings);
+        let file = SavedTimes::new(exchange, &codecs, &own, cache_directory())?;
+        known = file.load(!config.saved_times)?;
+        saved = Some(file);
+    }
+    let timer = match (&saved, &known) {
+        (Some(_), None) => Some(CallTimer::new(
             &context,
             LARGEST_TIMED,
             config.init_timeout,
         )?),
+        _ => None,
     };
     // No rank launches kernels before all ranks have allocated. Otherwise an allocation could wait for
     // another rank's kernel on the GPU, and that kernel for this rank.
     exchange.barrier()?;
-    if let Some(timer) = timer {
-        let calls = (&timed[..], &TIMED_DTYPES[..]);
-        costs::time_calls(exchange, calls, &mut engine, &timer, config.init_timeout)?;
+    if let (Some(saved), Some(timer)) = (saved, timer) {
+        let deadline = config.init_timeout;
+        let calls = (&codecs[..], &TIMED_DTYPES[..]);
+        let timed = call_times::measure(exchange, calls, &mut engine, &timer, deadline)?;
+        saved.save(&timed);
+        known = Some(timed);
+    }
+    if let Some(known) = known {
+        engine.set_call_times(&known)?;
     }
     Ok(GpuState {
         context,

@@ -206,7 +206,7 @@ fn connect_until(
         .inspect_err(|error| exchange.announce(error))?;
     let exchange = transport::merge_hosts(exchange, &config, &fault)?;
     let policy = policy(&*exchange, &config, order)?;
-    agreement::compare_settings(&*exchange, &config, &policy, table.as_deref())?;
+    let settings = agreement::compare_settings(&*exchange, &config, &policy, table.as_deref())?;
     let (info, state) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa, deadline)?;
         (
@@ -214,8 +214,8 @@ fn connect_until(
             DeviceState::Host(ForkOwned::new(Box::new(Mutex::new(engine)))),
         )
     } else {
-        let (info, state) =
-            gpu::connect(&exchange, &fault, (&config, deadline), &policy, isa, table)?;
+        let (config, agreed) = ((&config, deadline), (&policy, &*settings));
+        let (info, state) = gpu::connect(&exchange, &fault, config, agreed, isa, table)?;
         (info, DeviceState::Gpu(ForkOwned::new(Box::new(state))))
     };
     let groups = match &state {

@@ -4,6 +4,7 @@ mod agreement;
 #[cfg(test)]
 mod cached_call_tests;
 mod call_statistics;
+mod call_times;
 mod check;
 mod choice;
 mod costs;

@@ -19,6 +19,8 @@ pub enum State {
         nvcc: &'static str,
         /// Targets: `sm_90` is machine code, `compute_80` is PTX, which the driver compiles for newer GPUs.
         archs: &'static str,
+        /// Hash of all kernels.
+        hash: u64,
     },
     /// The build has no kernels, so it works on host memory alone.
     Missing {
@@ -30,7 +32,7 @@ pub enum State {
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            State::Built { nvcc, archs } => write!(f, "built by nvcc {nvcc} for {archs}"),
+            State::Built { nvcc, archs, .. } => write!(f, "built by nvcc {nvcc} for {archs}"),
             State::Missing { why } => write!(f, "not built: {why}"),
         }
     }
@@ -142,7 +144,7 @@ mod tests {
     #[test]
     fn built_kernels_are_embedded() {
         match STATE {
-            State::Built { nvcc, archs } => {
+            State::Built { nvcc, archs, .. } => {
                 assert!(nvcc.starts_with(|c: char| c.is_ascii_digit()), "{nvcc}");
                 assert!(
                     archs.contains("sm_") || archs.contains("compute_"),
