@@ -7,6 +7,7 @@ use crate::world::World;
 use cinch::comm::Call;
 use cinch::config::FileChoice;
 use cinch::{Collective, Communicator, DType};
+use std::time::Instant;
 
 pub fn checks(_options: &Options) -> Vec<Check> {
     let check = |(nranks, gpus, is_pinned): (usize, usize, bool)| {
@@ -33,7 +34,8 @@ fn costs(comm: &Communicator, call: &Call) -> Result<String, Stop> {
     Ok(text.lines().last().unwrap_or("").trim().into())
 }
 
-/// Runs calls of several sizes. All ranks choose by equal times, and calls of ranks without a measurement are raw.
+/// Runs calls of several sizes. All ranks choose by equal times, and calls of ranks without a measurement are raw. A second
+/// communicator takes the times that the first one saved.
 fn choose(setup: &Setup, nranks: usize, gpus: usize, is_pinned: bool) -> Verdict {
     const LARGEST: usize = 16 << 20;
     let mut world = World::new(setup, nranks, gpus);
@@ -55,25 +57,36 @@ fn choose(setup: &Setup, nranks: usize, gpus: usize, is_pinned: bool) -> Verdict
         format!("without a measurement {unmeasured:?} ran")
     })?;
     world.config.codec = call.codec.unwrap_or(world.config.codec);
-    let chosen = world.run(|comm| {
-        let mut chosen = Vec::new();
-        for bytes in [4 << 10, 64 << 10, 1 << 20, LARGEST] {
-            chosen.push((
-                bytes >> 10,
-                run(comm, &arenas[comm.rank()], &call_of(bytes, &call))?,
-            ));
-        }
-        Ok((chosen, costs(comm, &call)?))
-    })?;
+    let (mut chosen, mut took) = (Vec::new(), Vec::new());
+    for is_saved in [false, true] {
+        world.config.saved_times = is_saved;
+        let start = Instant::now();
+        let of_ranks = world.run(|comm| {
+            let joined = start.elapsed();
+            let mut chosen = Vec::new();
+            for bytes in [4 << 10, 64 << 10, 1 << 20, LARGEST] {
+                chosen.push((
+                    bytes >> 10,
+                    run(comm, &arenas[comm.rank()], &call_of(bytes, &call))?,
+                ));
+            }
+            Ok(((chosen, costs(comm, &call)?), joined))
+        })?;
+        let (of_ranks, joined): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+        chosen.extend(of_ranks);
+        took.extend(joined.into_iter().max());
+    }
     ensure(chosen.iter().all(|one| *one == chosen[0]), || {
-        format!("ranks chose otherwise: {chosen:?}")
+        format!("ranks, or communicators of equal times, chose otherwise: {chosen:?}")
     })?;
     let (codecs, costs) = &chosen[0];
     ensure(
         costs.contains("measured") && costs.contains("linear8:block=256 f32"),
         || costs.clone(),
     )?;
-    Ok(format!("{codecs:?}; {costs}"))
+    Ok(format!(
+        "joined in {took:?}, measured and saved; {codecs:?}; {costs}"
+    ))
 }
 
 fn call_of(bytes: usize, call: &Call) -> Call {
