@@ -1,9 +1,10 @@
-// Fused kernels through a codec over ll128 lines, for small and middle messages: one kernel for
-// all_reduce in one or two rounds, reduce_scatter and all_gather (args.phases selects one).
+// Fused kernels through a codec over ll128 lines or ll packets, for small and middle messages: one
+// kernel for all_reduce in one or two rounds, reduce_scatter and all_gather (args.phases selects
+// one).
 //
-// An encoded tile is 512 elements in the wire layout of a chunk. It travels in lines of 128 bytes,
-// 120 of payload and a flag of 8 (prims/ll128.cuh). 8-bit codes with their scales fill 4.3 of 5
-// lines.
+// An encoded tile is 512 elements in the wire layout of a chunk. It travels in lines of 128 bytes
+// (fused/tile_lines.cuh), with 120 bytes of payload or, as packets, with 64. 8-bit codes with their
+// scales fill 4.3 of 5 lines, or 8.1 of 9.
 //
 // Phases, for each tile, which a warp works on:
 //   1. Encode this rank's contribution, or the part or block of each peer, and store it to the area
@@ -35,18 +36,20 @@
 #include "channel/feedback.cuh"
 #include "codec/codec.cuh"
 #include "fused/exchange.cuh"
+#include "fused/tile_lines.cuh"
 #include "prims/held.cuh"
-#include "prims/ll128.cuh"
 #include "prims/residuals.cuh"
 
 namespace cinch {
 
-template <class E, class C>
+template <class E, class C, class Lines>
 class CodedExchange {
  public:
   static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
-    CodedExchange(args, epoch, stopped).run();
+    const CodedExchange call(args, epoch, stopped);
+    call.run();
+    call.lines_of_tiles_.refresh(args, call.area_, call.used());
     if (args.residuals != nullptr) {
       __syncthreads();
       if (threadIdx.x == 0 && stopped[0] == 0) end_feedback(*args.residuals, gridDim.x);
@@ -64,9 +67,9 @@ class CodedExchange {
   };
 
   // An encoded tile is sent in groups of four lines. A warp polls for SOURCES tiles together.
-  static constexpr uint32_t GROUP_BYTES = 8 * TILE_WORDS;
+  static constexpr uint32_t GROUP_BYTES = 4 * Lines::LINE_PAYLOAD;
   static constexpr uint32_t GROUPS = (EncodedTiles<C>::BYTES + GROUP_BYTES - 1) / GROUP_BYTES;
-  static constexpr uint32_t SOURCES = 4;
+  static constexpr uint32_t SOURCES = Lines::SOURCES;
   static constexpr uint32_t TOGETHER = SOURCES * GROUPS;
   // Largest number of tiles of a slice that one warp works on.
   static constexpr uint32_t BATCH = SMALL_BLOCKS ? 1 : SOURCES;
@@ -79,9 +82,9 @@ class CodedExchange {
   static_assert(BUILT + 2 * BATCH * ENCODED_ROOM <= STAGE_BYTES, "the host launches STAGE_BYTES");
   // Number of bytes that reading a tile in lines touches: the payload of its lines, and the word at
   // the place of the last line's flag.
-  static constexpr uint32_t LINE_PAYLOAD = CINCH_LINE_BYTES - 8;
   static constexpr uint32_t READ =
-      (EncodedTiles<C>::BYTES + LINE_PAYLOAD - 1) / LINE_PAYLOAD * LINE_PAYLOAD + 8;
+      (EncodedTiles<C>::BYTES + Lines::LINE_PAYLOAD - 1) / Lines::LINE_PAYLOAD *
+          Lines::LINE_PAYLOAD + 8;
   static_assert(BUILT + (2 * BATCH - 1) * ENCODED_ROOM + READ <= STAGE_BYTES,
                 "no access to another warp's stage");
   static_assert(C::scaled, "sums of others would need canonical NaN before they are encoded");
@@ -92,7 +95,7 @@ class CodedExchange {
         comm_(args.comm),
         codec_(args.codec),
         stop_{stopped},
-        flag_(call_flag(epoch, args.signature_hash)),
+        lines_of_tiles_(args, epoch),
         area_(args.area + (epoch & 1) * args.half),
         factor_(args.flags & CINCH_FACTOR_AT ? E::factor_at(args.factor) : args.factor),
         encoded_bytes_(args.tile_lines * CINCH_LINE_BYTES),
@@ -310,23 +313,22 @@ class CodedExchange {
   __device__ __forceinline__ bool has_line(uint32_t g) const {
     return 4 * g + lane_id() / LINE_LANES < args_.tile_lines;
   }
-  // Returns the address in shared memory of this lane's words in a group of four lines.
-  static __device__ __forceinline__ uint2 *words_of(uint8_t *group) {
-    return (uint2 *)group + word_of_lane();
+  // Returns the number of bytes of a round's area that the call writes.
+  __device__ __forceinline__ uint32_t used() const {
+    return (args_.words + WARP_TILE - 1) / WARP_TILE * encoded_bytes_;
   }
 
   // Sends an encoded tile to the peers peer_at(k) to peer_at(end - 1).
   __device__ __forceinline__ void send_tile(uint8_t *encoded, uint32_t round, uint32_t index,
                                              uint32_t k, uint32_t end) const {
     __syncwarp();  // all lanes have stored their codes
-    uint4 v[GROUPS];
+    typename Lines::Words v[GROUPS];
 #pragma unroll
     for (uint32_t g = 0; g < GROUPS; ++g) {
       // These loads may go beyond the tile, but stay within the stage; the receiver ignores the
       // bytes.
-      const uint2 *words = words_of(encoded + g * GROUP_BYTES);
-      v[g] = make_uint4(0, 0, 0, 0);
-      if (has_line(g)) v[g] = make_uint4(words[0].x, words[0].y, words[1].x, words[1].y);
+      v[g] = {};
+      if (has_line(g)) v[g] = Lines::take(encoded + g * GROUP_BYTES);
     }
     __syncwarp();
 #pragma unroll 1
@@ -334,7 +336,7 @@ class CodedExchange {
       uint8_t *to = address_of(comm_.outbox[peer_at(k)], round, index);
 #pragma unroll
       for (uint32_t g = 0; g < GROUPS; ++g) {
-        store_lines(to + g * LINES_BYTES, v[g], flag_, has_line(g));
+        lines_of_tiles_.send(to + g * LINES_BYTES, v[g], has_line(g));
       }
     }
   }
@@ -357,16 +359,14 @@ class CodedExchange {
     }
     const uint32_t all = missing;
     const auto at = [&](uint32_t j) { return lines[j / GROUPS] + j % GROUPS * LINES_BYTES; };
-    const auto wants = [&](uint32_t) { return flag_; };
+    const auto is_there = [&](uint32_t, uint4 words) { return lines_of_tiles_.is_there(words); };
     const auto name = [&](uint32_t j) { return from(j / GROUPS); };
     uint4 v[TOGETHER];
-    if (!load_lines(comm_, stop_, missing, at, wants, name, v, lines_)) return false;
+    if (!load_lines(comm_, stop_, missing, at, is_there, name, v, lines_)) return false;
 #pragma unroll
     for (uint32_t j = 0; j < TOGETHER; ++j) {
       if ((all & lines_) >> j & 1) {
-        uint2 *words = words_of(received(0) + j * GROUP_BYTES);
-        words[0] = make_uint2(v[j].x, v[j].y);
-        if (!carries_flag()) words[1] = make_uint2(v[j].z, v[j].w);
+        Lines::keep(received(0) + j * GROUP_BYTES, v[j]);
       }
     }
     __syncwarp();
@@ -529,7 +529,8 @@ class CodedExchange {
   const cinch_comm_view &comm_;
   const C codec_;
   Stop stop_;
-  uint64_t flag_, area_, factor_;
+  const Lines lines_of_tiles_;
+  uint64_t area_, factor_;
   uint32_t encoded_bytes_;  // of an encoded tile in lines
   uint32_t lines_;          // bit j: group j of the tiles polled together has a line for this lane
   bool sends_parts_, sums_, sends_sums_;

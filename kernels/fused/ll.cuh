@@ -174,15 +174,20 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Sends packets for the whole area once in REFRESH_PERIOD calls. Otherwise a packet that calls
-  // rarely use could keep its flag until the sequence numbers wrap around.
+  // Sends packets for the whole half once in REFRESH_PERIOD calls, but for its last line, of which
+  // only the packet with the hash is used. Otherwise a packet that calls rarely use could keep its
+  // flag until the sequence numbers wrap around. Calls of one round also use the last line of the
+  // first of two rounds.
   __device__ __forceinline__ void refresh() const {
     if (!refreshes(flag(), 2)) return;
-    const uint32_t threads = gridDim.x * FUSED_THREADS;
+    const uint32_t threads = gridDim.x * FUSED_THREADS, packets = area / 16;
+    constexpr uint32_t last_round = Base::PARTS;
 #pragma unroll 1
-    for (uint32_t i = words + blockIdx.x * FUSED_THREADS + threadIdx.x;
-         i < (area - CINCH_LINE_BYTES) / 16; i += threads) {
-      for (uint32_t round = 0; round <= (uint32_t)Base::PARTS; ++round) send(i, 0, round);
+    for (uint32_t i = words + blockIdx.x * FUSED_THREADS + threadIdx.x; i < packets; i += threads) {
+      const bool is_last_line = i >= packets - CINCH_LINE_BYTES / 16;
+      for (uint32_t round = 0; round <= last_round; ++round) {
+        if (!(is_last_line && round == last_round)) send(i, 0, round);
+      }
     }
   }
 

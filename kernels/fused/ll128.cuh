@@ -143,12 +143,12 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
       const auto at = [&](uint32_t j) {
         return address_of(comm.inbox[name(j)], tile(number(j)), round);
       };
-      const auto wanted = [&](uint32_t) { return flag(); };
+      const auto is_there = [&](uint32_t, uint4 line) { return line_has(line, flag()); };
       uint32_t missing = 0;
 #pragma unroll
       for (uint32_t j = 0; j < SENT; ++j) missing |= (uint32_t)(number(j) < count) << j;
       uint4 v[SENT];
-      if (!load_lines(comm, stop, missing, at, wanted, name, v)) return;
+      if (!load_lines(comm, stop, missing, at, is_there, name, v)) return;
 #pragma unroll
       for (uint32_t j = 0; j < SENT; ++j) {
         if (number(j) < count) take(number(j), v[j]);
@@ -189,12 +189,12 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
   // undefined. Returns false if a wait failed.
   template <class Take>
   __device__ __forceinline__ bool receive(uint32_t t, Take &&take) const {
-    const auto wanted = [&](uint32_t) { return flag(); };
+    const auto is_there = [&](uint32_t, uint4 line) { return line_has(line, flag()); };
     if constexpr (PAIR) {
       const auto name = [&](uint32_t) { return peer_at(1); };
       const auto at = [&](uint32_t) { return address_of(comm.inbox[peer_at(1)], t, 0); };
       uint4 v[1];
-      if (!load_lines(comm, stop, 1, at, wanted, name, v)) return false;
+      if (!load_lines(comm, stop, 1, at, is_there, name, v)) return false;
       drop_flag(v[0]);
       const uint4 both[2] = {v[0], v[0]};
       take(0, both);
@@ -205,7 +205,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         uint32_t missing = (1u << min(comm.nranks - first, POLLED)) - 1;
         if (comm.rank - first < POLLED) missing &= ~(1u << (comm.rank - first));
         uint4 v[POLLED];
-        if (!load_lines(comm, stop, missing, at, wanted, name, v)) return false;
+        if (!load_lines(comm, stop, missing, at, is_there, name, v)) return false;
 #pragma unroll
         for (uint32_t j = 0; j < POLLED; ++j) drop_flag(v[j]);
         take(first, v);

@@ -58,15 +58,19 @@ __device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t fla
   store_line(has_line, tile + 16 * lane_id(), v);
 }
 
-// Polls for up to TILES tiles until all are complete; all lanes of a warp call it. Bit j of
-// `missing` selects the tile at `tile(j)`, which carries the flag `wanted(j)` and is sent by rank
-// `name(j)`. Bit j of `lines` is set if tile j has a line for this lane. `v` receives the words
-// with their flags. Returns false if the wait failed.
-template <uint32_t TILES, class Tile, class Wanted, class Name>
+// Returns whether this lane's 16 bytes of a line carry `flag`, or are payload alone.
+__device__ __forceinline__ bool line_has(uint4 v, uint64_t flag) {
+  return !carries_flag() || (v.z | (uint64_t)v.w << 32) == flag;
+}
+
+// Polls for up to TILES tiles of four lines until all are complete; all lanes of a warp call it.
+// Bit j of `missing` selects the tile at `tile(j)`, which is sent by rank `name(j)`, and is complete
+// when `is_there(j, v[j])` is true in all lanes. Bit j of `lines` is set if tile j has a line for
+// this lane. `v` receives the words with their flags. Returns false if the wait failed.
+template <uint32_t TILES, class Tile, class IsThere, class Name>
 __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop stop,
-                                           uint32_t missing, Tile tile, Wanted wanted, Name name,
-                                           uint4 (&v)[TILES], uint32_t lines = ~0u) {
-  const bool flagged = carries_flag();
+                                           uint32_t missing, Tile tile, IsThere is_there,
+                                           Name name, uint4 (&v)[TILES], uint32_t lines = ~0u) {
   WaitLimit limit;
   while (missing != 0) {
     // All lanes load by one instruction: the lane that loads the flag must not load earlier than
@@ -79,8 +83,7 @@ __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop sto
 #pragma unroll
     for (uint32_t j = 0; j < TILES; ++j) {
       if (missing >> j & 1) {
-        const bool there = !flagged || !(lines >> j & 1) ||
-                           (v[j].z | (uint64_t)v[j].w << 32) == wanted(j);
+        const bool there = !(lines >> j & 1) || is_there(j, v[j]);
         if (__all_sync(0xffffffffu, there)) missing &= ~(1u << j);
       }
     }
@@ -159,10 +162,12 @@ class RawLL128 : public FlaggedMover<E, LineElements<E>, REDUCES> {
       }
       for (uint32_t r = 0; r < job.nrecv; ++r) {
         const auto at = [&](uint32_t) { return job.source(r) + (uint64_t)tile * LINES_BYTES; };
-        const auto wanted = [&](uint32_t) { return line_flag(job.source_flag(r)); };
+        const auto is_there = [&](uint32_t, uint4 line) {
+          return line_has(line, line_flag(job.source_flag(r)));
+        };
         const auto name = [&](uint32_t) { return (uint32_t)job.sender(r); };
         uint4 v[1];
-        if (!load_lines(comm_, stop_, 1, at, wanted, name, v)) return;
+        if (!load_lines(comm_, stop_, 1, at, is_there, name, v)) return;
         if (flagged) v[0].z = v[0].w = 0;
         if (!does.computes) {
           result = v[0];

@@ -29,7 +29,7 @@ const RAW_CHANNELS: usize = 64;
 /// Message size in bytes from which a raw call may use all channels.
 const LARGE_BYTES: usize = 8 << 20;
 /// Collectives and algorithms that have a fused kernel in which each rank sends to each other rank.
-/// All but the last also have a fused kernel with a codec, over ll128 lines.
+/// All but the last also have fused kernels with a codec, over ll packets and ll128 lines.
 const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::AllReduce, Algorithm::OneShot),
     (Collective::AllReduce, Algorithm::Direct),
@@ -166,6 +166,8 @@ pub(super) fn kernels(
     found.retain(|&kernel| match kernel {
         KernelProtocol::LL => bytes <= LL_BYTES,
         KernelProtocol::LL128 => bytes <= LL128_BYTES,
+        // Where ll128 works, it sends the same tiles in little more than half of the bytes.
+        KernelProtocol::FUSED_LL => !(request.codec.inter.is_lossy() && gpu.ll128),
         _ => true,
     });
     found
@@ -191,10 +193,10 @@ fn possible(
         // Encoded chunks travel in slots, or as encoded tiles of a fused kernel.
         return match kernel {
             KernelProtocol::SIMPLE => true,
-            KernelProtocol::FUSED_LL128 => {
-                gpu.ll128
+            KernelProtocol::FUSED_LL | KernelProtocol::FUSED_LL128 => {
+                (gpu.ll128 || kernel == KernelProtocol::FUSED_LL)
                     && !keeps(request, Some(codec))
-                    && fits_coded(request, limits, gpu, codec, algorithm)
+                    && fits_coded(request, limits, gpu, codec, (algorithm, kernel.protocol))
             }
             _ => false,
         };
@@ -301,7 +303,7 @@ fn fits_coded(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: &dyn Codec,
-    algorithm: Algorithm,
+    (algorithm, protocol): (Algorithm, Protocol),
 ) -> bool {
     let (spec, trips) = (request.codec.inter, trips(request.collective, algorithm));
     let is_known = FUSED.contains(&(request.collective, algorithm))
@@ -314,7 +316,11 @@ fn fits_coded(
         1 => request.count,
         _ => request.count.div_ceil(limits.nranks),
     };
-    is_known && EncodedTiles::new(codec, elements).room() <= gpu.lines_bytes / trips
+    let room = match protocol {
+        Protocol::Ll128 => gpu.lines_bytes,
+        _ => gpu.oneshot_bytes,
+    };
+    is_known && EncodedTiles::new(codec, elements, protocol).room() <= room / trips
 }
 
 /// Returns the bytes of a message of so many elements for a level. Only hierarchical schedules have messages for
@@ -374,7 +380,7 @@ pub(super) fn cut(
         let geometry = Geometry::new(request.count, parts, granule, whole);
         let blocks = match codec.filter(|_| request.codec.inter.is_lossy()) {
             Some(codec) => {
-                let images = EncodedTiles::new(codec, part).count;
+                let images = EncodedTiles::new(codec, part, protocol).count;
                 images.div_ceil(coded_share(variant.algorithm, limits.nranks))
             }
             None => (part * size).div_ceil(FUSED_SHARE),

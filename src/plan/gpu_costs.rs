@@ -148,8 +148,12 @@ pub(super) fn seconds(
             (LAUNCH[1], HOP_FUSED128[usize::from(nranks == 2)], 0.9)
         }
     };
-    // The lines of an encoded tile are partly empty: about four of five lines are full.
-    let share = if is_fused && is_coded { 0.8 } else { share };
+    // The lines of an encoded tile are partly empty: about four of five lines are full, or eight of nine that are packets.
+    let share = match (is_fused && is_coded, candidate.kernel.protocol) {
+        (false, _) => share,
+        (true, Protocol::Ll128) => 0.8,
+        (true, _) => 0.45,
+    };
     let hop = match (is_fused, is_coded) {
         (true, true) => hop + HOP_FUSED_CODED,
         (true, false) => hop,

@@ -44,3 +44,27 @@ fn sizes_choose_the_fastest_measured_kernel() {
         assert_eq!(plan.algorithm == Algorithm::Ring, bytes == 1 << 20);
     }
 }
+
+/// Calls through a codec take the fused kernels of packets, by the algorithm that the same table has as the fastest.
+#[test]
+fn coded_sizes_choose_the_fastest_algorithm() {
+    use Algorithm::{Direct, OneShot};
+    for (nranks, kib, algorithm) in [
+        (2, 4, OneShot),
+        (2, 64, OneShot),
+        (2, 256, OneShot),
+        (4, 4, OneShot),
+        (4, 64, Direct),
+        (4, 256, Direct),
+    ] {
+        for codec in ["linear8", "dynamic8", "minmax4"] {
+            let request = request(Collective::AllReduce, kib << 8, codec);
+            let mut planner = Planner::new(pinned(nranks), 0, Isa::Scalar);
+            println!("{}", planner.explain(&request).unwrap());
+            let plan = planner.plan(&request).unwrap();
+            let chosen = (plan.algorithm, plan.kernel);
+            let wanted = (algorithm, KernelProtocol::FUSED_LL);
+            assert_eq!(chosen, wanted, "{codec}, {nranks} ranks, {kib} KiB");
+        }
+    }
+}

@@ -25,10 +25,13 @@ struct Named {
       {"scatter_" #type "_ll128", run_fused<LinesSum<Type, Sends::A_BLOCK_EACH>>}, \
       {"to_root_" #type "_ll128", run_fused<LinesSum<Type, Sends::TO_ROOT>>}
 
-#define CODED(codec, Codec)                                              \
-  {#codec "_f32_ll128", run_fused<CodedExchange<F32, Codec>>},             \
-      {#codec "_f16_ll128", run_fused<CodedExchange<F16, Codec>>},         \
-      {#codec "_bf16_ll128", run_fused<CodedExchange<BF16, Codec>>}
+#define CODED_OVER(codec, Codec, protocol, Lines)                                     \
+  {#codec "_f32_" protocol, run_fused<CodedExchange<F32, Codec, Lines>>},              \
+      {#codec "_f16_" protocol, run_fused<CodedExchange<F16, Codec, Lines>>},          \
+      {#codec "_bf16_" protocol, run_fused<CodedExchange<BF16, Codec, Lines>>}
+#define CODED(codec, Codec)                   \
+  CODED_OVER(codec, Codec, "ll", Packets),     \
+      CODED_OVER(codec, Codec, "ll128", WholeLines)
 
 const Named KERNELS[] = {CODED(linear8, Linear8Nearest),
                          CODED(dynamic8, Dynamic8Nearest),

@@ -304,7 +304,10 @@ impl World {
             element_bytes: work.dtype.size() as u8,
             root: work.root as u8,
             phases: fused_coded::phases(work.does),
-            tile_lines: work.codec.map_or(0, fused_coded::tile_lines) as u8,
+            tile_lines: work
+                .codec
+                .map_or(0, |spec| fused_coded::tile_lines(spec, work.protocol))
+                as u8,
             unused: [0; 2],
             codec: fused_coded::words(work.codec),
             residuals: 0,

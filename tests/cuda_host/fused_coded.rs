@@ -54,8 +54,12 @@ pub fn words(spec: Option<CodecSpec>) -> CodecWords {
     }
 }
 
-pub fn kernel(spec: CodecSpec, dtype: Type) -> String {
-    format!("{}_{}_ll128", spec.kind.name(), dtype_of(dtype))
+pub fn kernel(spec: CodecSpec, dtype: Type, protocol: Protocol) -> String {
+    let protocol = match protocol {
+        Protocol::Ll => "ll",
+        Protocol::Ll128 => "ll128",
+    };
+    format!("{}_{}_{protocol}", spec.kind.name(), dtype_of(dtype))
 }
 
 fn dtype_of(dtype: Type) -> DType {
@@ -70,8 +74,12 @@ fn scalar(spec: CodecSpec) -> Arc<dyn Codec> {
     codec::build(spec, Isa::Scalar).unwrap().unwrap()
 }
 
-pub fn tile_lines(spec: CodecSpec) -> usize {
-    scalar(spec).wire_bytes(512).div_ceil(120)
+pub fn tile_lines(spec: CodecSpec, protocol: Protocol) -> usize {
+    let payload = match protocol {
+        Protocol::Ll => 64,
+        Protocol::Ll128 => 120,
+    };
+    scalar(spec).wire_bytes(512).div_ceil(payload)
 }
 
 /// Returns the number of elements that a rank sends to each other rank in one round.
@@ -279,6 +287,21 @@ fn bits(dtype: Type, numbers: &[f32]) -> Vec<u64> {
     bytes.chunks(size).map(word).collect()
 }
 
+/// Returns the largest count of a call through a codec over areas of [`half`].
+pub fn most(does: Does, spec: CodecSpec, protocol: Protocol, ranks: usize) -> usize {
+    let (rounds, parts) = match does {
+        Does::TwoShotAllReduce => (2, ranks),
+        _ => (1, 1),
+    };
+    // Packets leave the last line of a half to raw calls.
+    let last = match protocol {
+        Protocol::Ll => 128,
+        Protocol::Ll128 => 0,
+    };
+    let tiles = (half(ranks) / rounds - last) / (128 * tile_lines(spec, protocol));
+    tiles * 512 * parts
+}
+
 /// Returns a random call that a fused kernel with a codec supports, with `blocks` thread blocks.
 pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
     let does = rng.pick(&[
@@ -288,18 +311,14 @@ pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
         Does::AllGather,
     ]);
     let spec: CodecSpec = rng.pick(&SPECS).parse().unwrap();
-    let mut work = Work::new(does, Protocol::Ll128, 0, blocks as u32);
+    let protocol = rng.pick(&[Protocol::Ll, Protocol::Ll128]);
+    let mut work = Work::new(does, protocol, 0, blocks as u32);
     work.codec = Some(spec);
     work.dtype = rng.pick(&[Type::F32, Type::F16, Type::Bf16]);
     if does.reduces() {
         work.op = rng.pick(&[Op::Sum, Op::Avg, Op::HalfSum]);
     }
-    let (rounds, parts) = match does {
-        Does::TwoShotAllReduce => (2, ranks),
-        _ => (1, 1),
-    };
-    let tiles = half(ranks) / rounds / (128 * tile_lines(spec));
-    let most = tiles * 512 * parts;
+    let most = most(does, spec, protocol, ranks);
     work.count = match rng.below(3) {
         0 => 1 + rng.below(1500),
         1 => most - rng.below(600),

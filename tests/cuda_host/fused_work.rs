@@ -248,7 +248,7 @@ impl Work {
 
     pub fn kernel(&self) -> String {
         if let Some(codec) = self.codec {
-            return fused_coded::kernel(codec, self.dtype);
+            return fused_coded::kernel(codec, self.dtype, self.protocol);
         }
         let does = match self.does {
             Does::AllReduce => "",

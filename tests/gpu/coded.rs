@@ -12,7 +12,7 @@ use cinch::cpu::Isa;
 use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::{EncodedTiles, Limits};
 use cinch::testing::{Pattern, gaussian};
-use cinch::types::KernelProtocol;
+use cinch::types::{KernelProtocol, Protocol};
 use cinch::{Algorithm, Collective, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 33] = [
@@ -68,13 +68,16 @@ pub fn checks(options: &Options) -> Vec<Check> {
         check.within(options.either(60, 240)).also_on_host()
     };
     let mut checks: Vec<Check> = worlds.into_iter().map(check).collect();
-    let fused = |(nranks, gpus): (usize, usize)| {
-        let name = format!("coded/fused-n{nranks}-gpus{gpus}");
-        let check = Check::new(name, gpus, move |setup| compare_fused(setup, nranks, gpus));
-        check.within(options.either(60, 240))
-    };
     // 12 ranks are more peers than a warp polls at once.
-    checks.extend(worlds.into_iter().chain([(12, 1)]).map(fused));
+    for (nranks, gpus) in worlds.into_iter().chain([(12, 1)]) {
+        for kernel in [KernelProtocol::FUSED_LL128, KernelProtocol::FUSED_LL] {
+            let name = format!("coded/fused-{}-n{nranks}-gpus{gpus}", kernel.protocol);
+            let check = Check::new(name, gpus, move |setup| {
+                compare_fused(setup, kernel, nranks, gpus)
+            });
+            checks.push(check.within(options.either(60, 240)));
+        }
+    }
     checks.push(Check::new(
         "coded/replays-draw-new-numbers",
         1,
@@ -212,41 +215,55 @@ fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<
     cases
 }
 
-/// Returns all_reduces of the largest size that the direct algorithm can run in line buffers of
-/// `lines_bytes` bytes.
-fn largest_cases(rng: &mut Rng, nranks: usize, lines_bytes: usize) -> Result<Vec<Case>, Stop> {
+/// Returns all_reduces of the largest size that the direct algorithm can run with `protocol` in an area for `area_bytes`
+/// bytes of payload.
+fn largest_cases(
+    rng: &mut Rng,
+    nranks: usize,
+    protocol: Protocol,
+    area_bytes: usize,
+) -> Result<Vec<Case>, Stop> {
     let mut cases = Vec::new();
     for (text, dtype) in [("linear8", DType::F32), ("minmax4:block=32", DType::BF16)] {
         let mut case = one(rng, nranks, text, dtype, 1 << 19);
         let tile_bytes = match codec::build(text.parse()?, Isa::Scalar)? {
-            Some(codec) => EncodedTiles::new(&*codec, 1).room(),
+            Some(codec) => EncodedTiles::new(&*codec, 1, protocol).room(),
             None => return Stop::wrong("there is no codec"),
         };
         case.call.collective = Collective::AllReduce;
         case.call.algorithm = Some(Algorithm::Direct);
         case.call.root = 0;
-        case.call.count = lines_bytes / 2 / tile_bytes * 512 * nranks - 3;
+        case.call.count = area_bytes / 2 / tile_bytes * 512 * nranks - 3;
         case.values = Values::Of(Pattern::Gaussian);
         cases.push(case);
     }
     Ok(cases)
 }
 
-fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+/// Compares fused kernels with the host engine: those of ll128 on peer memory, and those of ll on pinned host memory.
+fn compare_fused(setup: &Setup, kernel: KernelProtocol, nranks: usize, gpus: usize) -> Verdict {
+    let protocol = kernel.protocol;
     let mut rng = Rng::new(setup.options.seed ^ 0xf05e);
     let mut world = World::new(setup, nranks, gpus);
-    world.config.force_kernel(Some(KernelProtocol::FUSED_LL128));
+    world.config.force_kernel(Some(kernel));
+    world.config.p2p_disable = protocol == Protocol::Ll;
     let all = world.run(|comm| Ok(comm.limits()?.gpu))?;
-    let Some(gpu) = all[0].as_ref().filter(|gpu| gpu.ll128) else {
-        return Stop::skipped("lines do not arrive whole between these GPUs");
+    let Some(gpu) = &all[0] else {
+        return Stop::wrong("the ranks have no limits of GPUs");
     };
-    let mut cases = fused_cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
+    let (area, most) = match protocol {
+        // A tile of 512 codes fills at most nine lines of packets.
+        Protocol::Ll => (gpu.oneshot_bytes, gpu.oneshot_bytes / (9 * 64) * 512),
+        _ if gpu.ll128 => (gpu.lines_bytes, 1 << 19),
+        _ => return Stop::skipped("lines do not arrive whole between these GPUs"),
+    };
+    let mut cases = fused_cases(&mut rng, nranks, setup.options.either(1, 4), most);
     // With 2 ranks the host engine would take too long for the largest cases.
     if nranks > 2 {
-        cases.extend(largest_cases(&mut rng, nranks, gpu.lines_bytes)?);
+        cases.extend(largest_cases(&mut rng, nranks, protocol, area)?);
     }
     // With a single channel, one thread block must loop over the message several times.
-    let few = fused_cases(&mut rng, nranks, 1, 1 << 16);
+    let few = fused_cases(&mut rng, nranks, 1, most.min(1 << 16));
     for (channels, cases) in [(None, &cases), (Some(1), &few)] {
         world.config.gpu_channels = channels;
         // Fails if cinch would run a case with a kernel other than the requested one. The
@@ -256,7 +273,7 @@ fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
             Ok(cases.iter().map(explain).collect::<Result<Vec<_>, _>>()?)
         })?;
         for (case, text) in cases.iter().zip(&explained[0]) {
-            ensure(text.contains("fused     ll128"), || {
+            ensure(text.contains(&format!("fused     {protocol} ")), || {
                 format!("{case} is not fused:\n{text}")
             })?;
         }

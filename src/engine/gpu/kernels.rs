@@ -299,15 +299,15 @@ pub fn name_for(plan: &Plan) -> String {
         (Kernel::Schedule, Protocol::Simple) => "",
         (Kernel::Schedule, Protocol::Ll) => "_ll",
         (Kernel::Schedule, Protocol::Ll128) => "_ll128",
-        (Kernel::Fused, _) if plan.codec.is_some() => {
-            let family = kernel_family(plan.specs.inter.kind);
-            return format!("{KERNEL_PREFIX}fused_{family}_{}_ll128", plan.dtype);
-        }
         (Kernel::Fused, protocol) => {
             let end = match protocol {
                 Protocol::Ll128 => "_ll128",
                 _ => "_ll",
             };
+            if plan.codec.is_some() {
+                let family = kernel_family(plan.specs.inter.kind);
+                return fused_name(family, plan.dtype, end);
+            }
             let begin = match (plan.collective, plan.algorithm) {
                 (Collective::ReduceScatter | Collective::AllToAll, _) => "scatter_",
                 (Collective::AllReduce, Algorithm::Direct) => "two_shot_",
@@ -332,6 +332,11 @@ pub fn name_for(plan: &Plan) -> String {
     } else {
         format!("{KERNEL_PREFIX}move{suffix}")
     }
+}
+
+/// Returns the name of the fused kernel through the codecs of a family; `end` is that of its protocol.
+fn fused_name(family: &str, dtype: DType, end: &str) -> String {
+    format!("{KERNEL_PREFIX}fused_{family}_{dtype}{end}")
 }
 
 /// Returns whether the kernel of [`name_for`] takes the verdict of what it stores: those of codecs and of reductions of
@@ -367,9 +372,9 @@ fn names() -> Vec<String> {
     }
     names.extend(fused(&["from_root_"], "move_ll128"));
     for family in FUSED_CODECS.map(kernel_family) {
-        let types =
-            FUSED128_DTYPES.map(|dtype| format!("{KERNEL_PREFIX}fused_{family}_{dtype}_ll128"));
-        names.extend(types);
+        for dtype in FUSED128_DTYPES {
+            names.extend(["_ll", "_ll128"].map(|end| fused_name(family, dtype, end)));
+        }
     }
     let floats = DType::ALL.into_iter().filter(|dtype| dtype.is_float());
     names.extend(floats.map(|dtype| format!("{STATISTICS_PREFIX}{dtype}")));
@@ -556,11 +561,14 @@ mod tests {
                     "CINCH_FUSED_LL" => {
                         found.insert(format!("{KERNEL_PREFIX}fused_{first}_ll"));
                     }
-                    "CINCH_FUSED_CODED" => found.extend(
-                        elements("CINCH_CODED_ELEMENTS")
-                            .iter()
-                            .map(|dtype| format!("{KERNEL_PREFIX}fused_{first}_{dtype}_ll128")),
-                    ),
+                    "CINCH_FUSED_CODED" => {
+                        for dtype in elements("CINCH_CODED_ELEMENTS") {
+                            let both = ["ll", "ll128"];
+                            found.extend(both.map(|protocol| {
+                                format!("{KERNEL_PREFIX}fused_{first}_{dtype}_{protocol}")
+                            }));
+                        }
+                    }
                     "CINCH_FUSED_LL128" => {
                         found.insert(format!("{KERNEL_PREFIX}fused_{first}_ll128"));
                     }

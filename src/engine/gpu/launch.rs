@@ -52,7 +52,7 @@ struct FusedRound {
     /// Number of ll packets (one word each), tiles of four ll128 lines, or encoded tiles that each thread
     /// block handles.
     share: usize,
-    /// Number of ll128 lines that an encoded tile fills; 0 without a codec.
+    /// Number of lines that an encoded tile fills; 0 without a codec.
     lines: usize,
     /// Bits `SENDS_PARTS` to `SENDS_SUMS`; 0 without a codec.
     phases: u8,
@@ -262,8 +262,8 @@ impl FusedRound {
         let words = (elements * plan.dtype.size()).div_ceil(8);
         let share = |all: usize| all.div_ceil(plan.channels);
         match (plan.kernel, &plan.codec) {
-            (KernelProtocol::FUSED_LL128, Some(codec)) => {
-                let tiles = EncodedTiles::new(&**codec, elements);
+            (kernel, Some(codec)) if kernel.is_fused() => {
+                let tiles = EncodedTiles::new(&**codec, elements, kernel.protocol);
                 FusedRound {
                     words: elements,
                     share: share(tiles.count),

@@ -39,7 +39,11 @@ fn encoded_tiles_stay_within_the_line_area() {
                     }
                     let plan = plan(most);
                     let elements = [most, plan.geometry.chunk()][trips - 1];
-                    let images = EncodedTiles::new(&**plan.codec.as_ref().unwrap(), elements);
+                    let images = EncodedTiles::new(
+                        &**plan.codec.as_ref().unwrap(),
+                        elements,
+                        plan.kernel.protocol,
+                    );
                     let bytes = (images.count * images.lines * 128) as u64;
                     let what = format!("{nranks} {half} {codec} {algorithm}: {most}");
                     assert!(bytes <= half / trips as u64, "{what}");

@@ -100,7 +100,7 @@ fn codecs_have_fused_kernels_up_to_some_size() {
     let mut limits = limits(8, 132);
     limits.gpu.as_mut().unwrap().ll128 = false;
     let call = request(Collective::AllReduce, 1 << 14, "linear8");
-    assert_eq!(plan(limits, &call).kernel, K::SIMPLE);
+    assert_eq!(plan(limits, &call).kernel, K::FUSED_LL);
 }
 
 #[test]
@@ -139,6 +139,16 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
             KernelProtocol::FUSED_LL,
             request(Collective::Broadcast, 1, "raw"),
             KernelProtocol::LL,
+        ),
+        (
+            KernelProtocol::FUSED_LL,
+            all_reduce(16 << 10, "linear8"),
+            KernelProtocol::FUSED_LL,
+        ),
+        (
+            KernelProtocol::FUSED_LL,
+            all_reduce(1 << 20, "linear8"),
+            KernelProtocol::SIMPLE,
         ),
         (
             KernelProtocol::LL,

@@ -147,6 +147,33 @@ fn small_calls_use_lines_when_lines_arrive_whole() {
     assert!(again.iter().all(|mark| marks.contains(mark)));
 }
 
+/// Where lines may arrive in parts, fused kernels with a codec send their tiles as ll packets, in the area and by the call
+/// counter of raw calls.
+#[test]
+fn small_coded_calls_use_packets_where_lines_are_split() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(4, 16, &Config::default());
+    let memory = bench.memory(1 << 20);
+    let shape = PeerBufferLayout::new(4, 64 << 20, 64).unwrap();
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 4, 2000);
+    let coded = call(request(&problem, "linear8"), &memory, &memory, &stream);
+    ranks[1].engine.run(&[coded]).unwrap();
+    let seen = bench.take();
+    let [Seen::Fused(name, args, _)] = &seen[..] else {
+        panic!("the call is not fused")
+    };
+    assert_eq!(name, "ncclDevKernel_cinch_fused_linear8_f32_ll");
+    assert_eq!((args.area, args.half), shape.oneshot_area());
+    assert_eq!(args.epoch, 0x1000);
+    // 512 codes and two scales, 64 bytes to a line.
+    assert_eq!(
+        (args.phases, args.words, args.tile_lines),
+        (abi::SUMS, 2000, 9)
+    );
+    assert_eq!(args.comm.protocol, KernelProtocol::FUSED_LL.number());
+}
+
 /// Fused kernels with a codec encode tiles of 512 elements, one per warp.
 #[test]
 fn small_coded_calls_use_fused_kernels() {

@@ -97,6 +97,7 @@ impl Bench {
             "ncclDevKernel_cinch_fused_move_ll128",
             "ncclDevKernel_cinch_fused_from_root_move_ll128",
             "ncclDevKernel_cinch_fused_to_root_f32_ll128",
+            "ncclDevKernel_cinch_fused_linear8_f32_ll",
             "ncclDevKernel_cinch_fused_linear8_f32_ll128",
             "ncclDevKernel_cinch_fused_dynamic8_bf16_ll128",
             "ncclDevKernel_cinch_fused_minmax4_f16_ll128",

@@ -28,7 +28,7 @@ fn residuals_of_one_shape_keep_their_memory() {
                 work_buffer.works()[0].residuals,
                 work_buffer.works()[0].span,
             ),
-            Seen::Fused(..) => (0, 0),
+            Seen::Fused(_, args, _) => (args.residuals, args.span),
         }
     };
     let sum = Collective::AllReduce;
@@ -81,7 +81,7 @@ fn residuals_held_by_a_graph_keep_their_memory() {
             .unwrap();
         match &bench.take()[0] {
             Seen::WorkBuffer(_, work_buffer) => work_buffer.works()[0].residuals,
-            Seen::Fused(..) => 0,
+            Seen::Fused(_, args, _) => args.residuals,
         }
     };
     let kept = |engine: &GpuEngine| {
