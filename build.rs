@@ -1,7 +1,8 @@
 //! Compiles `kernels/entry/*.cu` into images that the library embeds: machine code and PTX.
 //!
 //! Each entry file is compiled for each target by compiler runs of their own, so an edit of one
-//! file costs its runs alone. Images are compressed (LZMA): every library and the tool have a copy.
+//! file costs its runs alone. Images of similar files are compressed together (LZMA), because every
+//! library and the tool have a copy.
 //! Without nvcc the library supports host memory only; the build log, `cinch info` and the error of
 //! a call with GPU buffers report this. The README lists the variables ("Building with CUDA").
 
@@ -162,68 +163,99 @@ struct Build {
 }
 
 impl Build {
-    /// Compiles changed files for all targets, as many in parallel as cargo allows, and writes the
-    /// table of kernels.
+    /// Compiles changed files for all targets, packs groups of them, as many in parallel as cargo
+    /// allows, and writes the table of kernels.
     fn run(&self) -> Result<(), String> {
         let entries = self.tree.entries();
-        let jobs = env::var("NUM_JOBS").map_or(1, |jobs| jobs.parse().unwrap_or(1));
         let targets = self.targets.iter();
         let pairs: Vec<_> = targets
             .flat_map(|target| entries.iter().map(move |name| (name, target)))
             .collect();
-        let next = AtomicUsize::new(0);
-        let worker = || {
-            let mut failures = Vec::new();
-            while let Some((name, target)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                failures.extend(self.entry(name, target).err());
-            }
-            failures
-        };
-        let failures: Vec<String> = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..jobs.clamp(1, pairs.len().max(1)))
-                .map(|_| scope.spawn(worker))
-                .collect();
-            workers
-                .into_iter()
-                .flat_map(|worker| {
-                    worker
-                        .join()
-                        .unwrap_or_else(|_| vec!["a compiling thread panicked".into()])
-                })
-                .collect()
-        });
-        if !failures.is_empty() {
-            return Err(failures.join("\n"));
-        }
+        in_parallel(&pairs, |&(name, target)| self.entry(name, target))?;
+        let groups = groups(&entries);
+        let images: Vec<Image> = self.targets.iter().flat_map(Target::images).collect();
+        let packs: Vec<_> = (0..groups.len())
+            .flat_map(|group| images.iter().map(move |image| (group, image)))
+            .collect();
+        let packed = in_parallel(&packs, |&(group, image)| {
+            let pack = self.pack(group, &groups[group], image);
+            pack.map_err(|error| format!("packing kernels for {}: {error}", image.name()))
+        })?;
         println!("cargo:rustc-cfg=cinch_cuda");
-        let targets: Vec<_> = self.targets.iter().map(Target::names).collect();
-        let mut table = String::new();
+        self.table(&groups, &images, &packed)
+    }
+
+    /// Writes the table of kernels, whose packs are those of all images of each group in turn.
+    fn table(
+        &self,
+        groups: &[Vec<&String>],
+        images: &[Image],
+        packed: &[Packed],
+    ) -> Result<(), String> {
+        let mut text = String::new();
         let mut hasher = DefaultHasher::new();
-        for name in &entries {
-            let _ = writeln!(table, "    KernelFile {{ name: {name:?}, images: &[");
-            for image in self.targets.iter().flat_map(Target::images) {
-                let packed = packed_name(name, &image);
-                let path = out().join(&packed);
-                let bytes =
-                    fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-                bytes.hash(&mut hasher);
-                let _ = writeln!(
-                    table,
-                    "        KernelImage {{ target: {}, len: {}, packed: include_bytes!(concat!(\
-                     env!(\"OUT_DIR\"), \"/{packed}\")) }},",
-                    image.source(),
-                    pack::unpacked_len(&bytes)?
-                );
-            }
-            table.push_str("    ] },\n");
+        // Writing to a string cannot fail.
+        for (number, pack) in packed.iter().enumerate() {
+            pack.hash.hash(&mut hasher);
+            let _ = writeln!(
+                text,
+                "static PACK_{number}: KernelPack = KernelPack {{ len: {}, packed: \
+                 include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{}\")) }};",
+                pack.lens.iter().sum::<usize>(),
+                pack.file
+            );
         }
+        text.push_str("static FILES: &[KernelFile] = &[\n");
+        for (group, names) in groups.iter().enumerate() {
+            for (place, name) in names.iter().enumerate() {
+                let _ = writeln!(
+                    text,
+                    "    KernelFile {{ name: {name:?}, group: {group}, images: &["
+                );
+                for (at, image) in images.iter().enumerate() {
+                    let number = group * images.len() + at;
+                    let lens = &packed[number].lens;
+                    let _ = writeln!(
+                        text,
+                        "        KernelImage {{ target: {}, at: {}, len: {}, pack: PACK_{number} }},",
+                        image.source(),
+                        lens[..place].iter().sum::<usize>(),
+                        lens[place]
+                    );
+                }
+                text.push_str("    ] },\n");
+            }
+        }
+        let targets: Vec<_> = self.targets.iter().map(Target::names).collect();
         write_table(&format!(
             "/// Whether kernels were built.\npub const STATE: State = State::Built {{ nvcc: {:?}, \
-             archs: {:?}, hash: {} }};\nstatic FILES: &[KernelFile] = &[\n{table}];\n",
+             archs: {:?}, hash: {} }};\n{text}];\n",
             self.nvcc.version,
             targets.join(" "),
             hasher.finish(),
         ))
+    }
+
+    /// Compresses the images of a group's files for one target, one behind the other, into `OUT_DIR`,
+    /// unless the cache has them.
+    fn pack(&self, number: usize, names: &[&String], image: &Image) -> io::Result<Packed> {
+        let mut images = Vec::new();
+        let mut lens = Vec::with_capacity(names.len());
+        for name in names {
+            let one = pack::kept(&fs::read(out().join(kept_name(name, image)))?)?;
+            images.extend_from_slice(&one);
+            lens.push(one.len());
+        }
+        let hash = hash((&images, pack::FORMAT));
+        let stem = format!("group{number}.{}", image.name());
+        let file = format!("{stem}.pack");
+        let cached = self.cache.join(format!("{stem}.{hash:016x}.pack"));
+        if fs::copy(&cached, out().join(&file)).is_err() {
+            fs::write(out().join(&file), pack::pack(&images, image.kind)?)?;
+            self.forget(&format!("{stem}."));
+            put(&out().join(&file), &cached)?;
+        }
+        Ok(Packed { file, hash, lens })
     }
 
     /// Puts the images of one entry file for one target into `OUT_DIR`. It compiles only if the file,
@@ -238,7 +270,7 @@ impl Build {
             let file = format!("{stem}.{fingerprint:016x}.{}.lzma", image.name());
             self.cache.join(file)
         };
-        let wanted = |image: &Image| out().join(packed_name(name, image));
+        let wanted = |image: &Image| out().join(kept_name(name, image));
         let copied = |fingerprint: u64, image: &Image| {
             fs::copy(cached(fingerprint, image), wanted(image)).is_ok()
         };
@@ -277,8 +309,8 @@ impl Build {
                 ));
             }
             let bytes = fs::read(&built).map_err(context)?;
-            let packed = pack::pack(&bytes, image.kind).map_err(context)?;
-            fs::write(wanted(image), packed).map_err(context)?;
+            let kept = pack::keep(&bytes).map_err(context)?;
+            fs::write(wanted(image), kept).map_err(context)?;
             if number > 0 {
                 let _ = fs::remove_file(&source);
             }
@@ -328,8 +360,84 @@ impl Build {
     }
 }
 
-/// Returns the name of a compressed image in `OUT_DIR`.
-fn packed_name(entry: &str, image: &Image) -> String {
+/// The images of a group's files for one target.
+struct Packed {
+    /// Name of the file with the pack in `OUT_DIR`.
+    file: String,
+    /// Hash of the images.
+    hash: u64,
+    /// Length of each image in bytes.
+    lens: Vec<usize>,
+}
+
+/// Largest number of files in a group. A process unpacks whole groups, several at once.
+const GROUP: usize = 8;
+
+/// Groups similar files, which a process loads together: those whose names have the same beginning up
+/// to a `_`. Each of the other files is a group of its own.
+fn groups(entries: &[String]) -> Vec<Vec<&String>> {
+    let mut groups: Vec<Vec<&String>> = Vec::new();
+    let kind = |name: &String| name.split_once('_').map(|(kind, _)| kind.to_string());
+    for name in entries {
+        match groups.last_mut() {
+            Some(last)
+                if kind(name).is_some() && kind(last[0]) == kind(name) && last.len() < GROUP =>
+            {
+                last.push(name);
+            }
+            _ => groups.push(vec![name]),
+        }
+    }
+    groups
+}
+
+/// Calls `does` for all tasks, on as many threads as cargo allows, and returns the results in their
+/// order, or all errors.
+fn in_parallel<T: Sync, R: Send>(
+    tasks: &[T],
+    does: impl Fn(&T) -> Result<R, String> + Sync,
+) -> Result<Vec<R>, String> {
+    let jobs = env::var("NUM_JOBS").map_or(1, |jobs| jobs.parse().unwrap_or(1));
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(task) = tasks.get(number) else {
+                return done;
+            };
+            done.push((number, does(task)));
+        }
+    };
+    let mut done = Vec::new();
+    let mut failures = Vec::new();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs.clamp(1, tasks.len().max(1)))
+            .map(|_| scope.spawn(worker))
+            .collect();
+        for worker in workers {
+            match worker.join() {
+                Ok(results) => done.extend(results),
+                Err(_) => failures.push("a building thread panicked".to_string()),
+            }
+        }
+    });
+    done.sort_by_key(|(number, _)| *number);
+    let mut results = Vec::with_capacity(done.len());
+    for (_, result) in done {
+        match result {
+            Ok(result) => results.push(result),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    match failures[..] {
+        [] => Ok(results),
+        _ => Err(failures.join("\n")),
+    }
+}
+
+/// Returns the name of an image of one file in `OUT_DIR`.
+fn kept_name(entry: &str, image: &Image) -> String {
     format!("{entry}.{}.lzma", image.name())
 }
 

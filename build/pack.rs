@@ -1,18 +1,28 @@
-//! Compresses images of kernels to `.lzma` files, whose header states the unpacked length.
+//! Compresses images of kernels to `.lzma` files.
 
 use super::nvcc::Kind;
-use lzma_rust2::{LzmaOptions, LzmaWriter};
-use std::io::{self, Write};
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
+use std::io::{self, Read, Write};
 
 /// Number of the compression's parameters. A change of them raises it, so that the cache is not used.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
-/// Offset of the unpacked length in a `.lzma` file, behind a byte of parameters and the size of the
-/// dictionary.
-const LENGTH_AT: usize = 5;
+/// Compresses an image for the cache, quickly.
+pub fn keep(image: &[u8]) -> io::Result<Vec<u8>> {
+    let mut options = LzmaOptions::with_preset(0);
+    options.dict_size = 1 << 20;
+    write(image, &options)
+}
 
-/// Compresses an image.
-pub fn pack(image: &[u8], kind: Kind) -> io::Result<Vec<u8>> {
+/// Unpacks an image from the cache.
+pub fn kept(packed: &[u8]) -> io::Result<Vec<u8>> {
+    let mut image = Vec::new();
+    LzmaReader::new_mem_limit(packed, u32::MAX, None)?.read_to_end(&mut image)?;
+    Ok(image)
+}
+
+/// Compresses images of one kind, one behind the other.
+pub fn pack(images: &[u8], kind: Kind) -> io::Result<Vec<u8>> {
     let mut options = LzmaOptions::with_preset(9);
     if kind == Kind::Code {
         // Contexts by position in 16 bytes, the size of an instruction: 5 % smaller machine code.
@@ -20,16 +30,13 @@ pub fn pack(image: &[u8], kind: Kind) -> io::Result<Vec<u8>> {
     }
     // Longer matches would double the time and save a thousandth.
     options.nice_len = 128;
-    options.dict_size = u32::try_from(image.len()).unwrap_or(u32::MAX).max(1 << 12);
-    let mut writer = LzmaWriter::new_use_header(Vec::new(), &options, Some(image.len() as u64))?;
-    writer.write_all(image)?;
-    writer.finish()
+    options.dict_size = u32::try_from(images.len()).unwrap_or(u32::MAX).max(1 << 12);
+    write(images, &options)
 }
 
-/// Returns the unpacked length in bytes of an image that [`pack`] compressed.
-pub fn unpacked_len(packed: &[u8]) -> Result<u64, String> {
-    match packed.get(LENGTH_AT..).and_then(<[u8]>::first_chunk) {
-        Some(bytes) => Ok(u64::from_le_bytes(*bytes)),
-        None => Err("a compressed image has no header".into()),
-    }
+/// Compresses to a file whose header states the unpacked length.
+fn write(bytes: &[u8], options: &LzmaOptions) -> io::Result<Vec<u8>> {
+    let mut writer = LzmaWriter::new_use_header(Vec::new(), options, Some(bytes.len() as u64))?;
+    writer.write_all(bytes)?;
+    writer.finish()
 }

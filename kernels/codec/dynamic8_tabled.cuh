@@ -27,7 +27,7 @@ struct DynamicTables {
   static constexpr uint32_t COPIES = 1;
 #endif
 
-  float values[256 * COPIES];
+  alignas(16) float values[256 * COPIES];
   uint32_t buckets[LAST - FIRST + 1];
 
   // Returns the largest number whose nearest magnitude has this rank: the midpoint between that
@@ -37,17 +37,32 @@ struct DynamicTables {
     return mul(add_down(low, high), 0.5f);
   }
 
-  // Fills the buckets from the bucket of this rank's threshold up to, but not including, the bucket
-  // of the next rank's threshold.
-  CINCH_HD void fill_buckets(uint32_t rank) {
+  // Each of the first LONG ranks has dozens of buckets, which PARTS threads fill together; each of
+  // the other ranks has a few.
+  static constexpr uint32_t LONG = 16, PARTS = 8;
+  static constexpr uint32_t FILLERS = LONG * PARTS + 127 - LONG;
+
+  // Fills the buckets of thread `number` of FILLERS.
+  CINCH_HD void fill_buckets(uint32_t number) {
+    const bool is_long = number < LONG * PARTS;
+    const uint32_t part = is_long ? number % PARTS : 0, parts = is_long ? PARTS : 1;
+    fill(is_long ? 1 + number / PARTS : 1 + LONG + number - LONG * PARTS, part, parts);
+  }
+
+ private:
+  // Fills a part of the buckets from the bucket of this rank's threshold up to, but not including,
+  // the bucket of the next rank's threshold.
+  CINCH_HD void fill(uint32_t rank, uint32_t part, uint32_t parts) {
     const uint32_t pattern = bits_of(threshold(rank));
     const uint32_t bucket = pattern >> SHIFT;
     const uint32_t next = rank < 127 ? bits_of(threshold(rank + 1)) >> SHIFT : LAST + 1;
-    buckets[bucket - FIRST] = ((rank - bucket) << SHIFT) + (REST - (pattern & REST));
+    if (part == 0) {
+      buckets[bucket - FIRST] = ((rank - bucket) << SHIFT) + (REST - (pattern & REST));
+    }
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
 #endif
-    for (uint32_t other = bucket + 1; other < next; ++other) {
+    for (uint32_t other = bucket + 1 + part; other < next; other += parts) {
       buckets[other - FIRST] = (rank + 1 - other) << SHIFT;
     }
   }
@@ -67,14 +82,19 @@ struct TabledMeaning : DynamicMeaning {
     const uint32_t lane = threadIdx.x % 32;
     for (uint32_t base = threadIdx.x - lane; base < 256; base += threads) {
       const float own = value(base + lane);
-#pragma unroll 4
-      for (uint32_t other = 0; other < 32; ++other) {
-        tables.values[(base + other) * 32 + lane] = __shfl_sync(~0u, own, other);
+      // A warp stores the copies of four values at a time, four copies a lane.
+#pragma unroll
+      for (uint32_t first = 0; first < 32; first += 4) {
+        const uint32_t other = first + lane / 8;
+        const float copy = __shfl_sync(~0u, own, other);
+        float4 *const row = (float4 *)&tables.values[(base + other) * 32];
+        row[lane % 8] = make_float4(copy, copy, copy, copy);
       }
     }
-    const uint32_t apart = threads >= 384 ? 256 : 0;
-    for (uint32_t at = threadIdx.x; at < apart + 127; at += threads) {
-      if (at >= apart) tables.fill_buckets(at - apart + 1);
+    constexpr uint32_t FILLERS = DynamicTables::FILLERS;
+    const uint32_t apart = threads >= 256 + FILLERS ? 256 : 0;
+    for (uint32_t at = threadIdx.x; at < apart + FILLERS; at += threads) {
+      if (at >= apart) tables.fill_buckets(at - apart);
     }
   }
 #else
@@ -82,7 +102,7 @@ struct TabledMeaning : DynamicMeaning {
     static const DynamicTables TABLES = [] {
       DynamicTables tables;
       for (uint32_t code = 0; code < 256; ++code) tables.values[code] = value(code);
-      for (uint32_t rank = 1; rank < 128; ++rank) tables.fill_buckets(rank);
+      for (uint32_t at = 0; at < DynamicTables::FILLERS; ++at) tables.fill_buckets(at);
       return tables;
     }();
     return TABLES;

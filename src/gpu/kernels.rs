@@ -2,7 +2,9 @@
 
 mod image;
 
-pub use image::{ImageKind, ImageScope, ImageTarget, KernelImage, UnpackedImage, choose};
+pub use image::{
+    ImageKind, ImageScope, ImageTarget, KernelImage, KernelPack, PackReader, UnpackedImage, choose,
+};
 
 use super::{Context, Device, Module};
 use crate::error::{Error, ErrorKind, Result};
@@ -43,6 +45,8 @@ impl fmt::Display for State {
 pub struct KernelFile {
     /// Name of the file without its extension.
     pub name: &'static str,
+    /// Number of its group: for each target, the images of a group's files are in one pack, in the order of [`files`].
+    pub group: usize,
     /// Machine code and PTX of the build's targets.
     pub images: &'static [KernelImage],
 }
@@ -99,24 +103,64 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
         .iter()
         .find(|file| file.name == name)
         .ok_or_else(|| Error::internal(format!("no file kernels/entry/{name}.cu was built")))?;
-    let key = (context.handle().addr(), file.name);
+    let modules = load_files(context, &[file], archs)?;
+    let module = modules.into_iter().next();
+    module.ok_or_else(|| Error::internal(format!("{name} was not loaded")))
+}
+
+/// Loads the files of one group for which `wanted` is true, as [`load`] does, and unpacks the group once.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_group(
+    context: &Arc<Context>,
+    group: usize,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<Arc<Module>>> {
+    let files: Vec<&KernelFile> = files()
+        .iter()
+        .filter(|file| file.group == group && wanted(file.name))
+        .collect();
+    match STATE {
+        State::Built { archs, .. } => load_files(context, &files, archs),
+        State::Missing { .. } => Ok(Vec::new()),
+    }
+}
+
+/// Loads files of one group, in their order. `archs` names the targets of the build.
+fn load_files(
+    context: &Arc<Context>,
+    files: &[&'static KernelFile],
+    archs: &str,
+) -> Result<Vec<Arc<Module>>> {
     let cache = || {
         // A panic of another thread cannot leave a partial change: each is one insertion or removal.
         let cache = &context.driver().modules.0;
         cache.lock().unwrap_or_else(PoisonError::into_inner)
     };
-    if let Some(module) = cache().get(&key).and_then(Weak::upgrade) {
-        return Ok(module);
+    let mut reader: Option<PackReader> = None;
+    let mut modules = Vec::with_capacity(files.len());
+    for file in files {
+        let key = (context.handle().addr(), file.name);
+        if let Some(module) = cache().get(&key).and_then(Weak::upgrade) {
+            modules.push(module);
+            continue;
+        }
+        // The module is loaded without the lock, so that several GPUs load at the same time. Two threads that
+        // load one module only lose time.
+        let image = image_for(file, context.device(), archs)?;
+        let mut unpack = || match &mut reader {
+            Some(reader) => reader.unpack(image),
+            None => reader.insert(PackReader::new(image)?).unpack(image),
+        };
+        let unpacked = unpack().map_err(|error| error.context(file.name))?;
+        let module = Module::load(context, file.name, unpacked.bytes())?;
+        let mut cache = cache();
+        cache.retain(|_, module| module.strong_count() > 0);
+        cache.insert(key, Arc::downgrade(&module));
+        modules.push(module);
     }
-    // The module is loaded without the lock, so that several GPUs load at the same time. Two threads that
-    // load one module only lose time.
-    let image = image_for(file, context.device(), archs)?;
-    let unpacked = image.unpack().map_err(|error| error.context(name))?;
-    let module = Module::load(context, name, unpacked.bytes())?;
-    let mut cache = cache();
-    cache.retain(|_, module| module.strong_count() > 0);
-    cache.insert(key, Arc::downgrade(&module));
-    Ok(module)
+    Ok(modules)
 }
 
 #[cfg(test)]
@@ -131,6 +175,7 @@ mod tests {
         let driver = Driver::with(Box::new(MockMachine::new(1).process())).unwrap();
         let file = KernelFile {
             name: "probe",
+            group: 0,
             images: &[],
         };
         let device = Device::at(&driver, 0).unwrap();

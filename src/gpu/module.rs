@@ -77,8 +77,8 @@ impl Module {
         let (mut names, mut values) = log_options(&mut log);
         let mut handle: CUmodule = std::ptr::null_mut();
         // SAFETY: the image is PTX, whose null byte the check above found, or a cubin, whose ELF header and
-        // section table state its length; `KernelImage::unpack` refuses a cubin of another length than the
-        // compiler's. The options describe `log`, which outlives the call.
+        // section table state its length; `PackReader::unpack` returns as many bytes as the compiler wrote.
+        // The options describe `log`, which outlives the call.
         let result = unsafe {
             driver.api().cuModuleLoadDataEx(
                 &mut handle,

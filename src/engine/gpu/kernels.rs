@@ -101,25 +101,27 @@ fn load_modules(context: &Arc<Context>) -> Result<Vec<Arc<Module>>> {
     // The first module is loaded by name, because `kernels::load` fails with the cause if the build has no
     // kernels.
     let mut modules = vec![kernels::load(context, "move")?];
-    let files = kernels::files().iter().map(|file| file.name);
-    let names: Vec<&str> = files
-        .filter(|name| *name != "move" && serves_collectives(name))
-        .chain(["statistics"])
+    let is_wanted = |name: &str| name != "move" && serves_collectives(name) || name == "statistics";
+    let files = kernels::files().iter();
+    let groups: BTreeSet<usize> = files
+        .filter(|file| is_wanted(file.name))
+        .map(|file| file.group)
         .collect();
+    let groups: Vec<usize> = groups.into_iter().collect();
     let next = AtomicUsize::new(0);
     let loader = || -> Result<Vec<Arc<Module>>> {
         let mut loaded = Vec::new();
-        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // After an error the other threads end with the module that they load.
-            let module = kernels::load(context, name)
-                .inspect_err(|_| next.store(names.len(), Ordering::Relaxed))?;
-            loaded.push(module);
+        while let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
+            // After an error the other threads end with the group that they load.
+            let modules = kernels::load_group(context, *group, is_wanted)
+                .inspect_err(|_| next.store(groups.len(), Ordering::Relaxed))?;
+            loaded.extend(modules);
         }
         Ok(loaded)
     };
     std::thread::scope(|scope| {
-        // If the system refuses a thread, the others load its modules.
-        let threads: Vec<_> = (1..LOADERS.min(names.len()))
+        // If the system refuses a thread, the others load its groups.
+        let threads: Vec<_> = (1..LOADERS.min(groups.len()))
             .filter_map(|_| {
                 let thread = std::thread::Builder::new().name("cinch-load".into());
                 let body = || {
