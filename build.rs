@@ -1,8 +1,8 @@
 //! Compiles `kernels/entry/*.cu` into images that the library embeds: machine code and PTX.
 //!
 //! Each entry file is compiled for each target by compiler runs of their own, so an edit of one
-//! file costs its runs alone. Images of similar files are compressed together (LZMA), because every
-//! library and the tool have a copy.
+//! file costs its runs alone. Images of up to 8 similar files are compressed together (LZMA), because
+//! every library and the tool have a copy.
 //! Without nvcc the library supports host memory only; the build log, `cinch info` and the error of
 //! a call with GPU buffers report this. The README lists the variables ("Building with CUDA").
 
@@ -246,16 +246,22 @@ impl Build {
             images.extend_from_slice(&one);
             lens.push(one.len());
         }
-        let hash = hash((&images, pack::FORMAT));
-        let stem = format!("group{number}.{}", image.name());
-        let file = format!("{stem}.pack");
-        let cached = self.cache.join(format!("{stem}.{hash:016x}.pack"));
+        let content = hash((&images, pack::FORMAT));
+        let key = hash((names, self.flags(), &self.nvcc.version));
+        // The cache may be `OUT_DIR`, so its names begin otherwise.
+        let stem = format!("pack{key:016x}.{}.", image.name());
+        let file = format!("group{number}.{}.lzma", image.name());
+        let cached = self.cache.join(format!("{stem}{content:016x}.lzma"));
         if fs::copy(&cached, out().join(&file)).is_err() {
+            self.forget(&stem);
             fs::write(out().join(&file), pack::pack(&images, image.kind)?)?;
-            self.forget(&format!("{stem}."));
             put(&out().join(&file), &cached)?;
         }
-        Ok(Packed { file, hash, lens })
+        Ok(Packed {
+            file,
+            hash: content,
+            lens,
+        })
     }
 
     /// Puts the images of one entry file for one target into `OUT_DIR`. It compiles only if the file,
@@ -347,7 +353,7 @@ impl Build {
         flags
     }
 
-    /// Removes earlier results of the same entry file and target from the cache.
+    /// Removes earlier results of the same entry file, or group, and target from the cache.
     fn forget(&self, stem: &str) {
         for entry in fs::read_dir(&self.cache).into_iter().flatten().flatten() {
             let old = entry.file_name();

@@ -280,7 +280,7 @@ struct cinch_oneshot_args {
   void *output;
   uint64_t count; /* elements of the message, or of a block */
   uint64_t factor;
-  uint64_t signature_hash; /* upper bits of flags, and payload of one ll packet per call */
+  uint64_t signature_hash; /* upper bits of flags, and payload of one ll packet per raw call */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
   uint32_t words; /* 8-byte words from rank to rank in a round; with a codec elements */
   uint32_t share; /* of each block of threads: packets (a multiple of 32), or tiles */

@@ -74,13 +74,13 @@ struct Packets {
 
   // Sends packets for the rest of each round's area, behind its first `used` bytes, once in
   // REFRESH_PERIOD calls. Otherwise a packet that calls rarely use could keep its flag until the
-  // sequence numbers wrap around. The last line of a half belongs to raw calls.
+  // sequence numbers wrap around. Raw calls alone use the last line, for the hash of a signature.
   __device__ __forceinline__ void refresh(const cinch_oneshot_args &args, uint64_t area,
                                           uint32_t used) const {
     if (!refreshes(low_, 2)) return;
     const cinch_comm_view &comm = args.comm;
-    const uint32_t end = (uint32_t)args.half - CINCH_LINE_BYTES;
-    const uint32_t half = (uint32_t)args.half / 2, threads = gridDim.x * blockDim.x;
+    const uint32_t end = (uint32_t)args.half, half = end / 2;
+    const uint32_t threads = gridDim.x * blockDim.x;
     const bool has_rounds = args.phases & CINCH_SENDS_SUMS;
 #pragma unroll 1
     for (uint32_t at = 16 * (blockIdx.x * blockDim.x + threadIdx.x); at < end; at += 16 * threads) {

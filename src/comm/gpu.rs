@@ -20,12 +20,13 @@ use crate::gpu::abi::Protocol;
 use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
-use crate::plan::{Site, TIMED_BYTES, TIMED_DTYPES, Tuning, TuningTable, links};
+use crate::plan::{Resident, Site, TIMED_BYTES, TIMED_DTYPES, Tuning, TuningTable, links};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::fork_safe::ForkSafeOnce;
 use crate::sys::log::{self, Level};
 use crate::sys::numa;
+use crate::topology::RankTopology;
 use crate::transport::ConnectContext;
 use crate::types::{CodecSetting, Collective, DType, KernelIntra, ReduceOp, Scalar};
 use std::path::Path;
@@ -177,6 +178,7 @@ fn try_connect(
     let policy = policy.clone().on_groups(groups.count());
     check_codec(&policy)?;
     let info = info(&links, hosts);
+    let known = known_of_calls(exchange, &info, topology.as_deref(), &resident, settings);
     let network = links.take_network();
     let own = site(&context, &info, exchange.peers().len());
     let tuning = tuning(exchange, config, own, table)?;
@@ -199,25 +201,34 @@ fn try_connect(
         );
         engine.set_topology(topology);
     }
-    let links = info.classes.join(" ");
-    let state = start(
-        exchange,
-        config,
-        &policy,
-        (&links, settings),
-        context,
-        engine,
-    )?;
+    let state = start(exchange, config, &policy, &known, context, engine)?;
     Ok((info, state))
 }
 
+/// Returns what this rank knows of links, topology, blocks, processes and settings, as far as the times of calls depend on
+/// it.
+fn known_of_calls(
+    exchange: &OutOfBandRef,
+    info: &CommInfo,
+    topology: Option<&RankTopology>,
+    resident: &Resident,
+    settings: &str,
+) -> String {
+    let peers = exchange.peers();
+    let own = peers[exchange.rank()].process_id;
+    let same = peers.iter().filter(|peer| peer.process_id == own).count();
+    let links = info.classes.join(" ");
+    let topology = topology.map(RankTopology::fingerprint);
+    format!("{links}\n{topology:?}\n{resident:?}\n{same} ranks in this process\n{settings}")
+}
+
 /// Allocates memory beside that of `engine`, and takes or measures the times of calls for `auto:` codecs. All ranks call it
-/// together; `links` and `settings` are those of this rank as texts.
+/// together; `known` is what their times depend on, see [`call_times::facts`].
 fn start(
     exchange: &OutOfBandRef,
     config: &Config,
     policy: &CodecPolicy,
-    (links, settings): (&str, &str),
+    known: &str,
     context: Arc<Context>,
     mut engine: GpuEngine,
 ) -> Result<GpuState> {
@@ -230,14 +241,14 @@ fn start(
         false => Vec::new(),
     };
     let mut saved = None;
-    let mut known = None;
+    let mut times = None;
     if !codecs.is_empty() {
-        let own = call_times::facts(&context, links, settings);
+        let own = call_times::facts(&context, config, known);
         let file = SavedTimes::new(exchange, &codecs, &own, cache_directory())?;
-        known = file.load(!config.saved_times)?;
+        times = file.load(!config.saved_times)?;
         saved = Some(file);
     }
-    let timer = match (&saved, &known) {
+    let timer = match (&saved, &times) {
         (Some(_), None) => Some(CallTimer::new(
             &context,
             LARGEST_TIMED,
@@ -253,10 +264,10 @@ fn start(
         let calls = (&codecs[..], &TIMED_DTYPES[..]);
         let timed = call_times::measure(exchange, calls, &mut engine, &timer, deadline)?;
         saved.save(&timed);
-        known = Some(timed);
+        times = Some(timed);
     }
-    if let Some(known) = known {
-        engine.set_call_times(&known)?;
+    if let Some(times) = times {
+        engine.set_call_times(&times)?;
     }
     Ok(GpuState {
         context,

@@ -108,23 +108,33 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
     module.ok_or_else(|| Error::internal(format!("{name} was not loaded")))
 }
 
-/// Loads the files of one group for which `wanted` is true, as [`load`] does, and unpacks the group once.
+/// Loads some files of one group, in the order of [`files`], as [`load`] does, and unpacks the group once.
 ///
 /// # Errors
 /// As for [`load`].
 pub fn load_group(
     context: &Arc<Context>,
-    group: usize,
-    wanted: impl Fn(&str) -> bool,
+    files: &[&'static KernelFile],
 ) -> Result<Vec<Arc<Module>>> {
-    let files: Vec<&KernelFile> = files()
-        .iter()
-        .filter(|file| file.group == group && wanted(file.name))
-        .collect();
     match STATE {
-        State::Built { archs, .. } => load_files(context, &files, archs),
+        State::Built { archs, .. } => load_files(context, files, archs),
         State::Missing { .. } => Ok(Vec::new()),
     }
+}
+
+/// Divides the files for which `wanted` is true into parts, which threads load side by side: groups of machine code, and
+/// single files of PTX, which the driver compiles for longer than it takes to unpack their group.
+pub fn parts(context: &Context, wanted: impl Fn(&str) -> bool) -> Vec<Vec<&'static KernelFile>> {
+    let mut parts: Vec<Vec<&KernelFile>> = Vec::new();
+    for file in files().iter().filter(|file| wanted(file.name)) {
+        let image = choose(file.images, context.device().compute_capability);
+        let is_code = image.is_some_and(|image| image.target.kind == ImageKind::Code);
+        match parts.last_mut() {
+            Some(part) if is_code && part[0].group == file.group => part.push(file),
+            _ => parts.push(vec![file]),
+        }
+    }
+    parts
 }
 
 /// Loads files of one group, in their order. `archs` names the targets of the build.
@@ -184,6 +194,21 @@ mod tests {
         for part in ["GPU 0 (Simulated GPU", "9.0", "sm_100 compute_100"] {
             assert!(error.message().contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn parts_have_each_wanted_file_once_and_one_group() {
+        let driver = Driver::with(Box::new(MockMachine::new(1).process())).unwrap();
+        let context = Context::primary(&Device::at(&driver, 0).unwrap()).unwrap();
+        let is_wanted = |name: &str| name != "probe";
+        let parts = parts(&context, is_wanted);
+        for part in &parts {
+            assert!(!part.is_empty() && part.iter().all(|file| file.group == part[0].group));
+        }
+        let found: Vec<&str> = parts.iter().flatten().map(|file| file.name).collect();
+        let names = files().iter().map(|file| file.name);
+        let wanted: Vec<&str> = names.filter(|name| is_wanted(name)).collect();
+        assert_eq!(found, wanted);
     }
 
     #[test]

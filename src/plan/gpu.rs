@@ -159,6 +159,11 @@ pub(super) fn kernels(
         .into_iter()
         .filter(|&kernel| possible(request, limits, gpu, codec, (algorithm, kernel)))
         .collect();
+    // Where ll128 works, it sends the same encoded tiles in little more than half of the bytes.
+    let asked = request.tuning.protocol.or(gpu.protocol);
+    if request.codec.inter.is_lossy() && gpu.ll128 && asked != Some(Protocol::Ll) {
+        found.retain(|&kernel| kernel != KernelProtocol::FUSED_LL);
+    }
     if found.iter().any(|&kernel| gpu.asks_for(request, kernel)) {
         found.retain(|&kernel| gpu.asks_for(request, kernel));
         return found;
@@ -166,8 +171,6 @@ pub(super) fn kernels(
     found.retain(|&kernel| match kernel {
         KernelProtocol::LL => bytes <= LL_BYTES,
         KernelProtocol::LL128 => bytes <= LL128_BYTES,
-        // Where ll128 works, it sends the same tiles in little more than half of the bytes.
-        KernelProtocol::FUSED_LL => !(request.codec.inter.is_lossy() && gpu.ll128),
         _ => true,
     });
     found

@@ -136,28 +136,39 @@ fn packets_after_the_flags_wrap_are_refreshed() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(support::seed());
     let coded: CodecSpec = "linear8".parse().unwrap();
-    for ([short, long], codec) in [
-        ([Does::AllReduce; 2], None),
-        ([Does::TwoShotAllReduce; 2], None),
-        ([Does::AllGather, Does::AllToAll], None),
-        ([Does::TwoShotAllReduce, Does::ReduceScatter], None),
-        ([Does::AllReduce, Does::TwoShotAllReduce], None),
-        ([Does::AllReduce; 2], Some(coded)),
-        ([Does::TwoShotAllReduce; 2], Some(coded)),
-        ([Does::AllReduce, Does::TwoShotAllReduce], Some(coded)),
-        ([Does::TwoShotAllReduce, Does::AllGather], Some(coded)),
+    for ([short, long], codecs) in [
+        ([Does::AllReduce; 2], [None; 2]),
+        ([Does::TwoShotAllReduce; 2], [None; 2]),
+        ([Does::AllGather, Does::AllToAll], [None; 2]),
+        ([Does::TwoShotAllReduce, Does::ReduceScatter], [None; 2]),
+        ([Does::AllReduce, Does::TwoShotAllReduce], [None; 2]),
+        ([Does::AllReduce; 2], [Some(coded); 2]),
+        ([Does::TwoShotAllReduce; 2], [Some(coded); 2]),
+        ([Does::AllReduce, Does::TwoShotAllReduce], [Some(coded); 2]),
+        ([Does::TwoShotAllReduce, Does::AllGather], [Some(coded); 2]),
+        (
+            [Does::TwoShotAllReduce, Does::AllReduce],
+            [None, Some(coded)],
+        ),
+        (
+            [Does::TwoShotAllReduce, Does::AllGather],
+            [Some(coded), None],
+        ),
     ] {
         const ROUND: u64 = 1 << 20;
-        let [short, mut long] = [short, long].map(|does| Work {
+        let [short, mut long] = [(short, codecs[0]), (long, codecs[1])].map(|(does, codec)| Work {
             codec,
             ..Work::new(does, Protocol::Ll, 1, 1)
         });
-        long.count = match codec {
+        long.count = match long.codec {
             None => long.most(3),
             Some(codec) => fused_coded::most(long.does, codec, Protocol::Ll, 3),
         };
         for refreshes in [true, false] {
-            let half = codec.map_or(half(3), |_| fused_coded::half(3));
+            let half = match codecs {
+                [None, None] => half(3),
+                _ => fused_coded::half(3),
+            };
             let mut world = World::with(*kernels, 3, half, Rng(rng.next()));
             world.jump(1000);
             world.call(&long);

@@ -85,6 +85,7 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     for protocol in [
         None,
         Some(KernelProtocol::SIMPLE),
+        Some(KernelProtocol::FUSED_LL),
         Some(KernelProtocol::FUSED_LL128),
     ] {
         let mut world = World::new(setup, nranks, gpus);

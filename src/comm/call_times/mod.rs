@@ -6,7 +6,7 @@ pub(super) use saved::SavedTimes;
 
 use crate::bootstrap::OutOfBandRef;
 use crate::codec::info;
-use crate::config::CodecPolicy;
+use crate::config::{CodecPolicy, Config, Knob};
 use crate::engine::gpu::{CallTimer, GpuEngine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::kernels::{self, State};
@@ -45,17 +45,30 @@ pub(super) fn timed_codecs(policy: &CodecPolicy) -> Vec<CodecSetting> {
     found
 }
 
-/// Describes all that the times of calls on this rank depend on: its GPU, its links to other ranks, the settings on which
-/// all ranks agreed, and the library.
-pub(super) fn facts(context: &Context, links: &str, settings: &str) -> String {
+/// Settings that may differ between ranks, and that change the times of calls.
+const OF_TIMES: [&str; 8] = [
+    "CINCH_EARLY_LAUNCH",
+    "CINCH_SOCKET_IFNAME",
+    "CINCH_SOCKET_FAMILY",
+    "CINCH_IB_DISABLE",
+    "CINCH_IB_HCA",
+    "CINCH_IB_GID",
+    "CINCH_IB_SL",
+    "CINCH_IB_TC",
+];
+
+/// Describes what the times of calls on this rank depend on: its GPU, `known`, settings, and the library. `known` has what
+/// the caller knows as text: links, topology, blocks, settings on which all ranks agreed.
+pub(super) fn facts(context: &Context, config: &Config, known: &str) -> String {
     let Device { name, uuid, .. } = context.device();
     let driver = context.driver().version();
+    let settings = OF_TIMES.map(|name| Knob::find(name).map(|knob| (knob.show)(config)));
     let kernels = match kernels::STATE {
         State::Built { hash, .. } => hash,
         State::Missing { .. } => 0,
     };
     let version = env!("CARGO_PKG_VERSION");
-    format!("{uuid:?} {name} {driver} {links}\n{settings}\n{version} {kernels}")
+    format!("{uuid:?} {name} {driver}\n{known}\n{settings:?}\n{version} {kernels}")
 }
 
 /// Returns the calls that decide about `codecs`, each with its time. `time` sets the times of calls of one type and size,
@@ -157,10 +170,35 @@ fn is_time(seconds: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{CommFacts, Config, Origin};
+    use crate::config::{CommFacts, Origin};
     use crate::engine::gpu::tests::{Bench, Rank, WAIT};
     use crate::testing::plan_request;
     use crate::types::Collective;
+
+    #[test]
+    fn facts_differ_with_what_times_depend_on() {
+        let bench = Bench::new();
+        let facts = |known: &str, settings: &[(&str, &str)]| {
+            let mut config = Config::default();
+            for (name, value) in settings {
+                config.set(name, value, Origin::Environment).unwrap();
+            }
+            facts(&bench.context, &config, known)
+        };
+        let here = facts("links", &[]);
+        assert_eq!(here, facts("links", &[("CINCH_LOG", "info")]));
+        assert_ne!(here, facts("other links", &[]));
+        for name in OF_TIMES {
+            let value = match name {
+                "CINCH_SOCKET_IFNAME" | "CINCH_IB_HCA" => "other0",
+                "CINCH_SOCKET_FAMILY" => "ipv6",
+                "CINCH_IB_GID" => "3",
+                "CINCH_EARLY_LAUNCH" => "0",
+                _ => "1",
+            };
+            assert_ne!(here, facts("links", &[(name, value)]), "{name}");
+        }
+    }
 
     #[test]
     fn longest_time_of_all_ranks_counts() {

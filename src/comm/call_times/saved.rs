@@ -6,8 +6,10 @@ use crate::bootstrap::OutOfBandRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{TIMED_DTYPES, TimedCall};
 use crate::sys::file;
+use crate::sys::fork_safe::ForkSafeOnce;
 use crate::sys::log::{self, Level};
 use crate::types::{CodecSetting, short_digest};
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,10 +77,10 @@ impl<'a> SavedTimes<'a> {
     /// Reads the file. One that is missing or broken costs time, not correctness: calls are timed again.
     fn read(&self, file: &Path) -> Option<String> {
         let broken = |why: String| {
-            log::line(
-                Level::Warn,
-                format_args!("calls are timed again, because {}: {why}", file.display()),
-            );
+            warn_once(format_args!(
+                "calls are timed again: {}: {why}",
+                file.display()
+            ))
         };
         let text = match file::read_text(file, MAX_BYTES) {
             Ok(text) => text,
@@ -125,15 +127,22 @@ impl<'a> SavedTimes<'a> {
                 );
                 remove_oldest(file);
             }
-            Err(why) => log::line(
-                Level::Warn,
-                format_args!(
-                    "the times of calls are not saved in {}: {why}",
-                    file.display()
-                ),
-            ),
+            Err(why) => warn_once(format_args!(
+                "the times of calls are not saved in {}: {why}",
+                file.display()
+            )),
         }
     }
+}
+
+/// Logs a warning about saved times, once in a process: communicators of a user without a home would repeat it.
+fn warn_once(text: fmt::Arguments<'_>) {
+    static WARNED: ForkSafeOnce<()> = ForkSafeOnce::new();
+    let level = match WARNED.try_set(()) {
+        true => Level::Warn,
+        false => Level::Info,
+    };
+    log::line(level, text);
 }
 
 /// Removes the oldest files beside `kept`, so that [`MOST_FILES`] remain. Other processes may remove the same files.

@@ -102,26 +102,21 @@ fn load_modules(context: &Arc<Context>) -> Result<Vec<Arc<Module>>> {
     // kernels.
     let mut modules = vec![kernels::load(context, "move")?];
     let is_wanted = |name: &str| name != "move" && serves_collectives(name) || name == "statistics";
-    let files = kernels::files().iter();
-    let groups: BTreeSet<usize> = files
-        .filter(|file| is_wanted(file.name))
-        .map(|file| file.group)
-        .collect();
-    let groups: Vec<usize> = groups.into_iter().collect();
+    let parts = kernels::parts(context, is_wanted);
     let next = AtomicUsize::new(0);
     let loader = || -> Result<Vec<Arc<Module>>> {
         let mut loaded = Vec::new();
-        while let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // After an error the other threads end with the group that they load.
-            let modules = kernels::load_group(context, *group, is_wanted)
-                .inspect_err(|_| next.store(groups.len(), Ordering::Relaxed))?;
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            // After an error the other threads end with the part that they load.
+            let modules = kernels::load_group(context, part)
+                .inspect_err(|_| next.store(parts.len(), Ordering::Relaxed))?;
             loaded.extend(modules);
         }
         Ok(loaded)
     };
     std::thread::scope(|scope| {
-        // If the system refuses a thread, the others load its groups.
-        let threads: Vec<_> = (1..LOADERS.min(groups.len()))
+        // If the system refuses a thread, the others load its parts.
+        let threads: Vec<_> = (1..LOADERS.min(parts.len()))
             .filter_map(|_| {
                 let thread = std::thread::Builder::new().name("cinch-load".into());
                 let body = || {

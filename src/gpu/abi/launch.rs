@@ -254,7 +254,7 @@ pub struct OneshotArgs {
     pub count: u64,
     /// Factor of a pre-multiplied sum, as [`KernelWork::factor`].
     pub factor: u64,
-    /// Hash of the signature: flags carry its upper bits, and one ll packet of each call all of it.
+    /// Hash of the signature: flags carry its upper bits, and one ll packet of each raw call all of it.
     pub signature_hash: u64,
     /// Signature of the call, which a kernel copies to its failure report.
     pub signature: [u64; SIGNATURE_WORDS],
@@ -274,7 +274,7 @@ pub struct OneshotArgs {
     pub root: u8,
     /// Bits [`SENDS_PARTS`] to [`SENDS_SUMS`]; unused without a codec.
     pub phases: u8,
-    /// Number of ll128 lines that an encoded tile fills; unused without a codec.
+    /// Number of lines that an encoded tile fills; unused without a codec.
     pub tile_lines: u8,
     /// Padding, always 0, to a multiple of 8 bytes.
     pub unused: [u8; 2],
