@@ -45,7 +45,8 @@ fn sizes_choose_the_fastest_measured_kernel() {
     }
 }
 
-/// Calls through a codec take the fused kernels of packets, by the algorithm that the same table has as the fastest.
+/// Calls through a codec take the fused kernels of packets. A table of coded calls in the same section has the times of both
+/// algorithms.
 #[test]
 fn coded_sizes_choose_the_fastest_algorithm() {
     use Algorithm::{Direct, OneShot};
