@@ -183,7 +183,7 @@ knobs! {
     CINCH_CODEC codec: CodecSetting = CodecSetting::RAW, DefaultCodec, Effect,
         "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; with auto only where measured costs say that it pays; off is final for rules and calls";
     CINCH_CALL_TIMES saved_times: bool = true, Member(&[true, false], |saved| if saved { "saved" } else { "measured" }), No,
-        "times by which auto decides on GPUs: those that an earlier communicator of the same GPUs and settings saved, or measured again; rank 0's value counts";
+        "times by which auto decides on GPUs: saved takes those of an earlier communicator of the same GPUs and settings, and measures and saves them if there are none; measured measures at every init; rank 0's value counts";
     CINCH_CODEC_RULES codec_rules: CodecRules = CodecRules::default(), Custom("PATTERN=off or PATTERN=CODEC, then any of :ranks=N-M :hosts=N-M :order=N-M :min=BYTES :max=BYTES :for=COLLECTIVE+... :dtype=DTYPE+..., commas between", CodecRules::parse), No,
         "codecs by properties of communicators and calls; see codec-rules.md";
     CINCH_CODEC_COLLECTIVES codec_collectives: CollectiveSet = CollectiveSet::GRADIENTS, Custom("names of collectives, commas between", |text| CollectiveSet::parse(text, ',')), Effect,
