@@ -92,7 +92,7 @@ impl KernelImage {
     /// Unpacks the code, and all that lies before it in its pack.
     ///
     /// # Errors
-    /// Those of [`PackReader::unpack`].
+    /// Internal if the pack is damaged, or has no such image.
     pub fn unpack(&self) -> Result<UnpackedImage> {
         PackReader::new(self)?.unpack(self)
     }

@@ -103,6 +103,32 @@ fn codecs_have_fused_kernels_up_to_some_size() {
     assert_eq!(plan(limits, &call).kernel, K::FUSED_LL);
 }
 
+/// Where lines arrive whole, coded calls take packets only if ll is asked for: not if fused kernels are, although the model
+/// gives packets the shorter hop.
+#[test]
+fn coded_calls_take_packets_beside_whole_lines_on_request_alone() {
+    for nranks in [2, 4, 8] {
+        let kernel = |protocol, kernel| {
+            let mut limits = limits(nranks, 132);
+            limits.gpu = limits.gpu.map(|gpu| GpuLimits {
+                ll128: true,
+                protocol,
+                kernel,
+                ..gpu
+            });
+            plan(limits, &request(Collective::AllReduce, 64, "linear8")).kernel
+        };
+        for asked in [None, Some(Kernel::Fused)] {
+            assert_eq!(kernel(None, asked), KernelProtocol::FUSED_LL128, "{nranks}");
+            assert_eq!(
+                kernel(Some(Protocol::Ll), asked),
+                KernelProtocol::FUSED_LL,
+                "{nranks}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
     let asking = |kernel| {
