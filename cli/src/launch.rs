@@ -14,10 +14,11 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -198,8 +199,18 @@ impl LocalLaunch {
         }
         unblock_signals(die_with_parent(&mut command))
             .spawn()
-            .map_err(|error| format!("cannot start {}: {error}", program.display()))
+            .map_err(|error| not_started(program, &error))
     }
+}
+
+/// Returns the message for a program that did not start. Scripts are often named without their interpreter.
+pub fn not_started(program: &OsStr, error: &io::Error) -> String {
+    let file = program.display();
+    let hint = match Path::new(program).extension() {
+        Some(end) if end == "py" => format!("; run `python3 {file}` in its place"),
+        _ => String::new(),
+    };
+    format!("cannot start {file}: {error}{hint}")
 }
 
 /// The started ranks. Dropping this value kills and reaps the ranks that still run.
@@ -349,6 +360,14 @@ fn describe(status: ExitStatus, left: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_script_without_its_interpreter_gets_a_hint() {
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let message = |program: &str| not_started(program.as_ref(), &denied);
+        assert!(message("job/train.py").ends_with("run `python3 job/train.py` in its place"));
+        assert!(message("train").ends_with("permission denied"));
+    }
 
     fn launch(ranks: usize, script: &str, exit_timeout: f64) -> i32 {
         // The launch runs on its own thread, so that the blocked signals stay blocked only there.

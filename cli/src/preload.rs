@@ -1,5 +1,6 @@
 //! Runs a program with the drop-in libnccl preloaded, and finds which libnccl a process has mapped.
 
+use super::launch::not_started;
 use object::{Object, ObjectSymbol};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -112,7 +113,7 @@ pub fn become_program(command: &[OsString], library: &Path) -> Result<i32, Strin
         .args(&command[1..])
         .envs(variables(library, std::env::var_os("LD_PRELOAD")))
         .exec();
-    Err(format!("cannot start {}: {error}", program.display()))
+    Err(not_started(program, &error))
 }
 
 /// A process, and the libnccl files that it has mapped.
@@ -155,7 +156,7 @@ pub fn show_program(
         .args(&command[1..])
         .envs(variables(library, std::env::var_os("LD_PRELOAD")))
         .spawn()
-        .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        .map_err(|error| not_started(program, &error))?;
     let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
     let status = loop {
         for pid in std::iter::once(child.id()).chain(descendants(child.id())) {
