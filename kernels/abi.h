@@ -86,15 +86,16 @@ enum {
                             keys, so that each replay draws other numbers */
   CINCH_LAUNCH_DEPENDENTS = 32, /* the next kernel of the stream may launch once no thread waits for
                                    another rank any more */
-  CINCH_INTRA = 192 /* bits with a value of cinch_intra */
+  CINCH_HAS_INPUT = 64 /* a kernel before has taken the statistics of the input */
 };
 
 /* How messages for the level inside groups are encoded, where all others have the call's codec. */
 enum cinch_intra {
   CINCH_INTRA_CODED = 0, /* by the call's codec */
-  CINCH_INTRA_RAW = 64,
-  CINCH_INTRA_CAST16 = 128,
-  CINCH_INTRA_CAST_BF16 = 192
+  CINCH_INTRA_RAW = 1,
+  CINCH_INTRA_CAST16 = 2,
+  CINCH_INTRA_CAST_BF16 = 3,
+  CINCH_INTRA_LINEAR8 = 16 /* and above: by linear8; the excess is log2 of the elements of a block, 5 to 9 */
 };
 
 /* Counters of one channel of one protocol in a peer buffer, at channel * CINCH_LINE_BYTES. */
@@ -245,7 +246,7 @@ struct cinch_work {
   uint8_t flags;
   uint8_t ends; /* 1: the last launch of its call, which writes the call's statistics, and after which
                    kept scales are a call older */
-  uint8_t has_input; /* 1: a kernel before has taken the statistics of the input */
+  uint8_t intra; /* cinch_intra */
   struct cinch_codec_words codec;
 };
 

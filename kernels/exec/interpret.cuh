@@ -162,7 +162,7 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.nsend = step.nsend;
   job.peers = (uint16_t)peers;
   job.half = (uint8_t)half;
-  job.intra = own.work.flags & CINCH_INTRA;
+  job.intra = own.work.intra;
   job.intra_recv = job.intra != CINCH_INTRA_CODED ? step.intra_recv : 0;
   job.intra_send = job.intra != CINCH_INTRA_CODED && step.intra_send != 0;
   // A rank's part of a buffer may have any number of elements, so alignment differs from chunk to
@@ -213,7 +213,8 @@ static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t
 static __device__ __noinline__ void add_verdict(const cinch_comm_view &comm, const Channel &own) {
   cinch_statistics_sums &sums = statistics_sums(comm);
   if (own.has_non_finite) atomicOr(&sums.verdict, (uint32_t)CINCH_VERDICT_NON_FINITE);
-  if (own.work.ends) end_statistics(sums, *own.work.statistics, own.work.has_input, own.work.channels);
+  const uint32_t has_input = own.work.flags & CINCH_HAS_INPUT ? 1 : 0;
+  if (own.work.ends) end_statistics(sums, *own.work.statistics, has_input, own.work.channels);
 }
 
 template <class Mover>

@@ -5,8 +5,8 @@
 // and a block of scale is a few neighbouring lanes. A tile is 512 elements, or a block if that is
 // larger. A warp then reads the tile twice: once for the scale and once for the codes.
 //
-// Messages inside groups may be raw, or cast to 16 bits, while all others are encoded. A step then adds those of its group
-// before encoded ones, and sends in one form.
+// Messages inside groups may be raw, cast to 16 bits, or in linear8, while all others have the call's codec. A step then
+// adds those of its group before the others, and sends in one form.
 //
 // A rank that sends a sum stores the values that its codes decode to, as the receivers do, so that
 // all ranks end with identical bits.
@@ -228,7 +228,11 @@ class CodedSimple {
           for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
         }
         if (rounds && !encodes) {
-          send_cast(job, at, x);
+          if (job.intra < CINCH_INTRA_LINEAR8) {
+            send_cast(job, at, x);
+          } else {
+            send_linear8(job, at, x);
+          }
         } else if (sends && !encodes) {
           send_raw(job, at, x);
         }
@@ -339,6 +343,15 @@ class CodedSimple {
 #pragma unroll 1
     for (; begin < min(end, (uint32_t)job.intra_recv); ++begin) {
       float term[HELD];
+      if (job.intra >= CINCH_INTRA_LINEAR8) {
+        // Only the copy has an address, so that the sum stays in registers.
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; ++k) term[k] = x[k];
+        add_linear8(job, begin, at, term);
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; ++k) x[k] = term[k];
+        continue;
+      }
       if (job.intra == CINCH_INTRA_RAW) {
         load_raw(job.source(begin), job.elements, Lane::mine(at), term);
       } else {
@@ -419,6 +432,32 @@ class CodedSimple {
 
   static __device__ __forceinline__ float from_cast(const Job &job, uint32_t code) {
     return job.intra == CINCH_INTRA_CAST16 ? F16Meaning::decode(code) : Bf16Meaning::decode(code);
+  }
+
+  // Adds this lane's elements of source r, which are in linear8, to x. A block lies within a tile.
+  static __device__ __noinline__ void add_linear8(const Job &job, uint32_t r, uint32_t at, float (&x)[HELD]) {
+    const Linear8Nearest codec = linear8_of(job);
+    Linear8Nearest::Codes codes;
+    codec.load(job.source(r), job.elements, Lane::mine(at), codes);
+    codec.decode_reduce(codes, x);
+  }
+
+  // Sends x, a contribution, to all targets in linear8.
+  __device__ __noinline__ void send_linear8(const Job &job, uint32_t at, const float (&x)[HELD]) const {
+    const Linear8Nearest codec = linear8_of(job);
+    const uint32_t n = job.elements, i = Lane::mine(at), there = valid(job, at);
+    Linear8Nearest::Codes codes;
+    codec.encode(x, codec.summary(x, there), n, i, Random{}, codes);
+    for (uint32_t t = 0; t < job.nsend; ++t) codec.store(job.target(t), n, i, codes);
+    if (work_.residuals == nullptr) return;
+    float seen[HELD];
+    codec.decode(codes, seen);
+    residuals(job, at).keep(x, seen, there);
+  }
+  static __device__ __forceinline__ Linear8Nearest linear8_of(const Job &job) {
+    cinch_codec_params params = {};
+    params.log2_block = job.intra - CINCH_INTRA_LINEAR8;
+    return Linear8Nearest(params);
   }
 
   // Encodes this rank's contribution as the peers receive it. Only one-shot schedules need it, so

@@ -62,6 +62,7 @@ pub use random::RoundingRandom;
 pub use stats::{abs_max, look};
 pub use tensor_scales::TensorScales;
 pub(crate) use trunc::{pack_upper, unpack_upper};
+pub(crate) use wire::chunk_bytes;
 
 use crate::cpu::Isa;
 use crate::error::{Error, Result};

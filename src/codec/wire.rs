@@ -65,6 +65,11 @@ impl ChunkLayout {
     }
 }
 
+/// Returns the bytes of a chunk with `n` elements of `bits` code bits each, and `numbers` numbers.
+pub fn chunk_bytes(n: usize, bits: usize, numbers: usize) -> usize {
+    ChunkLayout::new(n, bits, numbers).bytes()
+}
+
 /// Reads the number at index `index`.
 #[inline(always)]
 pub(super) fn read_number(numbers: &[u8], index: usize) -> f32 {

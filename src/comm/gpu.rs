@@ -315,7 +315,8 @@ fn refuse_codec_by_level(groups: &Groups, policy: &CodecPolicy) -> Result<()> {
     };
     let advice = match inter.is_lossy() {
         true => format!(
-            "set CINCH_CODEC={inter}, or intra=raw, intra=cast16 or intra=cast_bf16 with inter={inter}"
+            "set CINCH_CODEC={inter}, or intra=raw, cast16, cast_bf16 or linear8 (with blocks of up to 512) with \
+             inter={inter}"
         ),
         false => {
             format!("between groups they are raw here; set CINCH_CODEC={intra} for all messages")
@@ -325,7 +326,7 @@ fn refuse_codec_by_level(groups: &Groups, policy: &CodecPolicy) -> Result<()> {
         ErrorKind::Unsupported,
         format!(
             "codec intra={intra},inter={inter} on {groups} with GPUs: a kernel has one codec for all of a call, beside \
-             which contributions inside a group may be raw, or cast to 16 bits; {advice}"
+             which contributions inside a group may be raw, cast to 16 bits, or in linear8; {advice}"
         ),
     ))
 }

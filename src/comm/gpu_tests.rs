@@ -576,11 +576,13 @@ fn codecs_by_level_without_a_kernel_are_refused_with_advice() {
         "intra=raw,inter=linear8",
         "intra=cast16,inter=minmax4",
         "intra=cast_bf16,inter=dynamic8",
+        "intra=linear8,inter=minmax4",
     ] {
         check(&two, codec).unwrap();
     }
     for (codec, advice) in [
-        ("intra=linear8,inter=dynamic8", "intra=cast16"),
+        ("intra=dynamic8,inter=minmax4", "linear8 (with blocks"),
+        ("intra=linear8:block=1024,inter=minmax4", "up to 512)"),
         ("intra=cast16,inter=raw", "set CINCH_CODEC=cast16 for all"),
         (
             "intra=linear8,inter=raw",

@@ -11,6 +11,7 @@ use super::candidate::{Candidate, ChannelRings};
 use super::encoded_tiles::TILE as CODED_TILE;
 use super::fused_blocks::{FUSED_SHARE, MOVER_WARPS, coded_share};
 use super::gpu_costs::{ClassBytes, network_seconds, seconds};
+use super::level_messages::{message_bytes, most_inside};
 use super::limits::{GpuLimits, Limits};
 use super::link_time::LinkWork;
 use super::tuning::KernelVariant;
@@ -20,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::gpu::abi::{LINE_BYTES, MAX_PEERS};
 use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{
-    Algorithm, Collective, DType, Kernel, KernelIntra, KernelProtocol, Level, Protocol, ScaleRule,
+    Algorithm, Collective, DType, Kernel, KernelProtocol, Level, Protocol, ScaleRule,
 };
 
 /// Largest number of channels of a raw (not encoded) call below [`LARGE_BYTES`]. Larger calls may
@@ -326,31 +327,6 @@ fn fits_coded(
     is_known && EncodedTiles::new(codec, elements, protocol).room() <= room / trips
 }
 
-/// Returns the bytes of a message of so many elements for a level. Only hierarchical schedules have messages for
-/// [`Level::Intra`].
-fn message_bytes(
-    request: &Request,
-    codec: Option<&dyn Codec>,
-    level: Level,
-    elements: usize,
-) -> usize {
-    let intra = intra_bytes(request).filter(|_| level == Level::Intra);
-    match (intra, codec.filter(|_| request.codec.inter.is_lossy())) {
-        (Some(each), _) => elements * each,
-        (None, Some(codec)) => codec.wire_bytes(elements),
-        (None, None) => elements * request.dtype.size(),
-    }
-}
-
-/// Returns the bytes of an element of a message inside groups; `None` if such messages have the codec of all others.
-fn intra_bytes(request: &Request) -> Option<usize> {
-    match KernelIntra::of(request.codec)? {
-        KernelIntra::Coded => None,
-        KernelIntra::Raw => Some(request.dtype.size()),
-        KernelIntra::Cast16 | KernelIntra::CastBf16 => Some(2),
-    }
-}
-
 /// Returns the bytes of the call's largest buffer.
 pub(super) fn bytes(request: &Request, nranks: usize) -> usize {
     let blocks = if request.collective.has_blocks() {
@@ -400,9 +376,9 @@ pub(super) fn cut(
         false => slot_bytes,
     };
     let most = chunk_max(slot, request.dtype, request.codec.inter, codec)?;
-    let most = match intra_bytes(request).filter(|_| variant.algorithm == Algorithm::Hierarchical) {
-        Some(each) => most.min(slot_bytes / each),
-        None => most,
+    let most = match variant.algorithm {
+        Algorithm::Hierarchical => most.min(most_inside(request, slot_bytes)),
+        _ => most,
     };
     let (granule, least, most) = match request.codec.inter.is_lossy() {
         true => (granule, granule, most / granule * granule),

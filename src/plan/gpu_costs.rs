@@ -212,11 +212,11 @@ pub(super) fn seconds(
         + network
 }
 
-/// Returns the encodes and decodes of a call by the kernel's codec. Those inside groups are left out if messages are raw or
-/// cast there; a schedule that is not hierarchical has none.
+/// Returns the encodes and decodes of a call by the kernel's codec, or by linear8 beside it. Those inside groups are left out
+/// if messages are raw or cast there; a schedule that is not hierarchical has none.
 fn coded_steps(request: &Request, counts: &CostCounts) -> [usize; 2] {
     let [encodes, decodes] = match KernelIntra::of(request.codec) {
-        Some(KernelIntra::Coded) => [0, 0],
+        Some(KernelIntra::Coded | KernelIntra::Linear8) => [0, 0],
         _ => counts.intra_coded,
     };
     [

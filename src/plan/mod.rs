@@ -15,6 +15,7 @@ mod fused_blocks;
 mod geometry;
 mod gpu;
 mod gpu_costs;
+mod level_messages;
 mod limits;
 mod link_time;
 mod measured;

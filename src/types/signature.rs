@@ -155,7 +155,7 @@ impl CallSignature {
     }
 
     /// Decodes a signature. Returns `None` if the words are no signature, or if they hold only a
-    /// digest of the codec inside hosts, unless it is one of [`KernelIntra::OWN_CODECS`].
+    /// digest of the codec inside hosts, unless it is one of [`KernelIntra::own_codecs`].
     pub fn from_words(words: &[u64; SIGNATURE_WORDS]) -> Option<CallSignature> {
         let byte = |shift: u32| (words[0] >> shift) as u8;
         if byte(0) != FORMAT_VERSION {
@@ -165,9 +165,7 @@ impl CallSignature {
         let intra = match words[0] >> 40 {
             0 => codec,
             // Proxies plan calls of kernels from their signatures.
-            bits => KernelIntra::OWN_CODECS
-                .into_iter()
-                .map(|(kind, _)| CodecSpec::of(kind))
+            bits => KernelIntra::own_codecs()
                 .find(|&intra| bits == bits_of_intra(intra) && intra != codec)?,
         };
         let collective = Collective::from_number(byte(8).into())?;
@@ -311,7 +309,7 @@ mod tests {
             };
             assert_eq!(CallSignature::from_words(&call.words()), Some(call));
             let two_levels = CallSignature {
-                intra: "linear8".parse().unwrap(),
+                intra: "fp8_e4m3".parse().unwrap(),
                 ..call
             };
             assert_eq!(CallSignature::from_words(&two_levels.words()), None);
@@ -410,6 +408,7 @@ mod tests {
             "raw",
             "linear8",
             "linear8:block=64",
+            "linear8:block=1024",
             "dynamic8:block=64",
         ];
         for (index, one) in texts.iter().enumerate() {
@@ -417,11 +416,14 @@ mod tests {
                 assert_ne!(call(one).words(), call(other).words(), "{one}, {other}");
             }
         }
-        for intra in ["dynamic8", "raw", "cast16", "cast_bf16"] {
-            let call = call(intra);
+        let own = KernelIntra::own_codecs().map(|codec| codec.to_string());
+        for intra in own.chain(["dynamic8".to_string()]) {
+            let call = call(&intra);
             assert_eq!(CallSignature::from_words(&call.words()), Some(call));
         }
-        assert_eq!(CallSignature::from_words(&call("linear8").words()), None);
+        for intra in ["linear8:block=1024", "linear8:seed=7", "fp8_e4m3"] {
+            assert_eq!(CallSignature::from_words(&call(intra).words()), None);
+        }
         let text = call("dynamic8").to_string();
         assert!(
             text.contains("codec dynamic8:block=256, algorithm hierarchical"),

@@ -19,8 +19,8 @@ use cinch::schedule::Groups;
 use cinch::testing::{Data, Pattern, local_world, value};
 use cinch::transport::HostLoad;
 use cinch::types::{
-    Algorithm, Call, CodecKind, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Scalar,
-    ScaleRule, TransportKind,
+    Algorithm, Call, CodecKind, CodecSetting, CodecSpec, Collective, DType, KernelIntra,
+    KernelProtocol, Scalar, ScaleRule, TransportKind,
 };
 use cinch::{CallStatistics, Config, ReduceOp, UserBuffers};
 use std::fs;
@@ -101,11 +101,14 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
             }) {
                 let spec = rng.pick(&blocks);
                 let coded = work(shape, dtype, spec, KernelProtocol::SIMPLE, rng);
-                let intra = [CodecKind::Raw, CodecKind::Cast16, CodecKind::CastBf16];
+                let own: Vec<CodecSpec> = KernelIntra::own_codecs().collect();
+                let (plain, with_blocks) = own.split_at(3);
+                let mut inside = plain.to_vec();
+                inside.push(rng.pick(with_blocks));
                 works.extend(
-                    intra
+                    inside
                         .into_iter()
-                        .filter_map(|kind| intra_by(&coded, kind, spec)),
+                        .filter_map(|intra| intra_by(&coded, intra, spec)),
                 );
                 works.push(coded);
                 if !kept.is_empty() && rng.below(2) == 0 {
@@ -141,19 +144,19 @@ fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
 }
 
 /// Returns the call with another codec inside groups, if it has groups and communicators have such a default codec for it.
-fn intra_by(work: &Work, kind: CodecKind, inter: CodecSpec) -> Option<Work> {
+fn intra_by(work: &Work, intra: CodecSpec, inter: CodecSpec) -> Option<Work> {
     let is_default = matches!(
         work.call.collective,
         Collective::AllReduce | Collective::ReduceScatter
     );
     let mut by_level = work.clone();
     by_level.call.codec = Some(CodecSetting {
-        intra: CodecSpec::of(kind),
+        intra,
         inter,
         auto: false,
     });
     let is_hierarchical = work.call.algorithm == Some(Algorithm::Hierarchical);
-    (is_default && is_hierarchical && kind != inter.kind).then_some(by_level)
+    (is_default && is_hierarchical && intra != inter).then_some(by_level)
 }
 
 fn is_by_level(work: &Work) -> bool {

@@ -1,15 +1,15 @@
-//! Runs single steps of schedule kernels with a codec on the host (`block.h`) where messages inside groups are raw.
+//! Runs single steps of schedule kernels with a codec on the host (`block.h`) where messages inside groups are encoded otherwise.
 //! Compares messages and outputs byte for byte with the scalar codec.
 
 use super::library::{Library, starts};
 use crate::support::{self, Rng};
 use cinch::codec::{self, Codec, RoundingRandom, Span, kernel_params};
 use cinch::cpu::Isa;
-use cinch::gpu::abi::{INTRA_CAST_BF16, INTRA_CAST16, INTRA_RAW};
+use cinch::gpu::abi::{INTRA_CAST_BF16, INTRA_CAST16, INTRA_LINEAR8, INTRA_RAW};
 use cinch::reduce::{narrow, widen};
 use cinch::schedule::Op;
 use cinch::testing::{Random, has_near_ties};
-use cinch::types::CodecKind;
+use cinch::types::{CodecKind, ScaleRule};
 use cinch::{CodecSpec, DType};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -104,8 +104,13 @@ impl Case {
     /// Returns random elements of the type.
     fn values(&self, rng: &mut Rng) -> Vec<f32> {
         let values: Vec<f32> = (0..self.n).map(|_| rng.normal() as f32).collect();
+        self.rounded(&values)
+    }
+
+    /// Returns the values as elements of the type.
+    fn rounded(&self, values: &[f32]) -> Vec<f32> {
         let mut rounded = vec![0.0; self.n];
-        widen(self.dtype, Isa::Scalar, &self.raw(&values), &mut rounded);
+        widen(self.dtype, Isa::Scalar, &self.raw(values), &mut rounded);
         rounded
     }
 
@@ -129,15 +134,24 @@ impl Case {
         };
         let mut wire = vec![0; codec.wire_bytes(self.n)];
         codec.encode(Span::whole(self.n), values, None, &mut wire, None);
-        wire.truncate(2 * self.n);
+        wire.truncate(self.intra_bytes());
         wire
+    }
+
+    /// Returns the bytes of a message inside a group, without padding behind it.
+    fn intra_bytes(&self) -> usize {
+        match (self.intra, self.intra_codec()) {
+            (INTRA_LINEAR8.., Some(codec)) => codec.wire_bytes(self.n),
+            (_, Some(_)) => 2 * self.n,
+            (_, None) => self.n * self.dtype.size(),
+        }
     }
 
     /// Adds a message inside a group to `sum`.
     fn add_intra(&self, message: &[u8], sum: &mut [f32]) {
         match self.intra_codec() {
             Some(codec) => {
-                // Kernels store no padding.
+                // Kernels store no padding behind casts.
                 let mut wire = message.to_vec();
                 wire.resize(codec.wire_bytes(self.n), 0);
                 codec.decode_reduce(Span::whole(self.n), &wire, sum);
@@ -151,12 +165,16 @@ impl Case {
     }
 
     fn intra_codec(&self) -> Option<Arc<dyn Codec>> {
-        let kind = match self.intra {
-            INTRA_CAST16 => CodecKind::Cast16,
-            INTRA_CAST_BF16 => CodecKind::CastBf16,
-            _ => return None,
+        let spec = match self.intra {
+            INTRA_RAW => return None,
+            INTRA_CAST16 => CodecSpec::of(CodecKind::Cast16),
+            INTRA_CAST_BF16 => CodecSpec::of(CodecKind::CastBf16),
+            number => CodecSpec {
+                scale: ScaleRule::Block(1 << (number - INTRA_LINEAR8)),
+                ..CodecSpec::of(CodecKind::Linear8)
+            },
         };
-        codec::build_for(CodecSpec::of(kind), self.dtype, Isa::Scalar).unwrap()
+        codec::build_for(spec, self.dtype, Isa::Scalar).unwrap()
     }
 
     /// Runs a step with this contribution and these messages, of which the first `intra_recv` are for the level inside
@@ -170,10 +188,9 @@ impl Case {
         (sends, intra_send): (usize, bool),
     ) -> (Vec<Vec<u8>>, Vec<u8>) {
         let (what, size) = (self.what(), self.dtype.size());
-        let message = match (intra_send, self.intra) {
-            (false, _) => self.codec.wire_bytes(self.n),
-            (true, INTRA_RAW) => self.n * size,
-            (true, _) => self.n * 2,
+        let message = match intra_send {
+            false => self.codec.wire_bytes(self.n),
+            true => self.intra_bytes(),
         };
         let padding = vec![AROUND; self.off];
         let mut input = Memory::new(
@@ -220,7 +237,7 @@ impl Case {
     fn check(&self, run: Run, rng: &mut Rng) {
         let what = self.what();
         let own = self.values(rng);
-        // A contribution travels raw, or cast. Casts of the largest elements saturate.
+        // A contribution travels in the encoding of messages inside groups. Casts of the largest elements saturate.
         let mut large = own.clone();
         large[0] = if self.dtype == DType::F16 {
             65504.0
@@ -228,6 +245,7 @@ impl Case {
             -3.3e38
         };
         large[self.n - 1] = f32::NEG_INFINITY;
+        let large = self.rounded(&large);
         for own in [&own, &large] {
             let (sent, _) = self.run(run, Op::Send, own, (&[], 0, 0), (2, true));
             let expected = self.intra_message(own);
@@ -336,7 +354,7 @@ fn steps_near_ties_equal_the_scalar_codec() {
 }
 
 #[test]
-fn steps_with_raw_or_cast_messages_inside_groups_equal_the_scalar_codec() {
+fn steps_with_messages_of_another_encoding_inside_groups_equal_the_scalar_codec() {
     let Some(run) = steps() else { return };
     let mut rng = Rng(support::seed());
     for name in ["linear8", "linear8:block=1024", "dynamic8", "cast_bf16"] {
@@ -348,6 +366,8 @@ fn steps_with_raw_or_cast_messages_inside_groups_equal_the_scalar_codec() {
                     (dtype.size(), INTRA_RAW),
                     (0, INTRA_CAST16),
                     (dtype.size(), INTRA_CAST_BF16),
+                    (0, INTRA_LINEAR8 + 8),
+                    (dtype.size(), INTRA_LINEAR8 + 5),
                 ] {
                     let codec = codec::build(spec, Isa::Scalar).unwrap().unwrap();
                     Case {

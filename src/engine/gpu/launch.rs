@@ -140,7 +140,9 @@ impl PreparedPlan {
             .filter(|_| self.writes_statistics(call.request.op))
         {
             work.statistics = address;
-            work.has_input = u8::from(call.buffers.takes_input_statistics());
+            if call.buffers.takes_input_statistics() {
+                work.flags |= abi::HAS_INPUT;
+            }
         }
         // A GPU has fewer channels than 2^16.
         work.first_channel = first_channel as u16;

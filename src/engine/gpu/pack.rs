@@ -19,7 +19,7 @@ use crate::gpu::abi::{MAX_PEERS, MAX_RANKS};
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, ChunkPlace, Op, Own, Schedule, SchedulePattern};
-use crate::types::{Collective, KernelIntra, Level, ReduceOp, Scalar};
+use crate::types::{Collective, KernelIntra, Level, ReduceOp, Scalar, ScaleRule};
 
 /// A rank's steps of one pass in one launch, in the form that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -493,7 +493,7 @@ pub struct Addresses {
 /// See [`arithmetic`]; unsupported if a kernel cannot number the passes.
 pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
     let (combine, factor, flags) = arithmetic(plan, op)?;
-    let flags = flags | aligned(at) | intra(plan)?;
+    let flags = flags | aligned(at);
     Ok(KernelWork {
         input: at.input,
         output: at.output,
@@ -517,18 +517,22 @@ pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
         channels: plan.channels as u16,
         combine: combine as u8,
         flags,
+        intra: intra(plan)?,
         ..KernelWork::default()
     })
 }
 
-/// Returns the flags that tell how messages inside groups are encoded.
+/// Returns how messages inside groups are encoded.
 fn intra(plan: &Plan) -> Result<u8> {
-    match KernelIntra::of(plan.specs) {
-        Some(KernelIntra::Coded) => Ok(0),
-        Some(KernelIntra::Raw) => Ok(abi::INTRA_RAW),
-        Some(KernelIntra::Cast16) => Ok(abi::INTRA_CAST16),
-        Some(KernelIntra::CastBf16) => Ok(abi::INTRA_CAST_BF16),
-        None => Err(Error::internal(
+    match (KernelIntra::of(plan.specs), plan.specs.intra.scale) {
+        (Some(KernelIntra::Coded), _) => Ok(0),
+        (Some(KernelIntra::Raw), _) => Ok(abi::INTRA_RAW),
+        (Some(KernelIntra::Cast16), _) => Ok(abi::INTRA_CAST16),
+        (Some(KernelIntra::CastBf16), _) => Ok(abi::INTRA_CAST_BF16),
+        (Some(KernelIntra::Linear8), ScaleRule::Block(block)) => {
+            Ok(abi::INTRA_LINEAR8 + block.ilog2() as u8)
+        }
+        (Some(KernelIntra::Linear8) | None, _) => Err(Error::internal(
             "a plan for a GPU has a codec inside groups that kernels lack",
         )),
     }

@@ -97,14 +97,21 @@ fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
             | (request.dtype as u64) << 16
             | (request.root as u64) << 32
             | (plan.specs.inter.kind as u64) << 24
-            | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 14)) << 40
-            | KernelIntra::of(plan.specs).map_or(0, |intra| intra as u64) << 54
+            | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 13)) << 40
+            | intra_bits(plan)
             | (plan.algorithm as u64) << 56
             | BY_ELEMENT,
         count: plan.count as u64,
         chunk: span as u64,
         chunks: 1,
     })
+}
+
+/// Returns the bits of a shape that tell how messages inside groups are encoded. The number's highest bit comes first,
+/// because the others were the first to have a place.
+fn intra_bits(plan: &Plan) -> u64 {
+    let number = KernelIntra::of(plan.specs).map_or(0, |intra| intra as u64);
+    (number & 3) << 54 | number >> 2 << 53
 }
 
 /// Returns the offset of an array of residuals; index 2 gives the end of the memory.

@@ -63,15 +63,18 @@ pub const FACTOR_AT: u8 = 8;
 pub const REDRAW: u8 = 16;
 /// Bit of [`KernelWork::flags`]: the stream's next kernel may launch once no thread waits for another rank.
 pub const LAUNCH_DEPENDENTS: u8 = 32;
-/// Bits of [`KernelWork::flags`] that tell how messages for [`Level::Intra`](crate::types::Level::Intra) are encoded: as
-/// all others if they are 0.
-pub const INTRA: u8 = 192;
-/// Value of [`INTRA`]: the messages are raw.
-pub const INTRA_RAW: u8 = 64;
-/// Value of [`INTRA`]: the messages are encoded by cast16.
-pub const INTRA_CAST16: u8 = 128;
-/// Value of [`INTRA`]: the messages are encoded by cast_bf16.
-pub const INTRA_CAST_BF16: u8 = 192;
+/// Bit of [`KernelWork::flags`]: a kernel before has taken the statistics of the input.
+pub const HAS_INPUT: u8 = 64;
+
+/// Value of [`KernelWork::intra`]: messages inside groups are raw.
+pub const INTRA_RAW: u8 = 1;
+/// Value of [`KernelWork::intra`]: messages inside groups are encoded by cast16.
+pub const INTRA_CAST16: u8 = 2;
+/// Value of [`KernelWork::intra`]: messages inside groups are encoded by cast_bf16.
+pub const INTRA_CAST_BF16: u8 = 3;
+/// Values of [`KernelWork::intra`] from here on: messages inside groups are encoded by linear8. What it exceeds this is
+/// log2 of the elements of a block.
+pub const INTRA_LINEAR8: u8 = 16;
 
 /// Bit of [`OneshotArgs::phases`]: every rank sends each other rank one part or block. Without this bit,
 /// every rank sends its whole input.
@@ -200,12 +203,13 @@ pub struct KernelWork {
     pub nsteps: u16,
     /// Reduction of two contributions, a [`Combine`].
     pub combine: u8,
-    /// Bits [`PREMULTIPLY`] to [`INTRA`].
+    /// Bits [`PREMULTIPLY`] to [`HAS_INPUT`].
     pub flags: u8,
     /// 1 for the last launch of its call, which writes the statistics, and after which kept scales are a call older.
     pub ends: u8,
-    /// 1 if a kernel before has taken the statistics of the input.
-    pub has_input: u8,
+    /// How messages for [`Level::Intra`](crate::types::Level::Intra) are encoded: as all others (0), or [`INTRA_RAW`] to
+    /// [`INTRA_LINEAR8`].
+    pub intra: u8,
     /// Parameters of the codec.
     pub codec: CodecWords,
 }

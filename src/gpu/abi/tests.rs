@@ -34,7 +34,7 @@ fn rust_layout() -> String {
     fields!("cinch_scales", ScalesHeader, calls arrived);
     fields!("cinch_work", KernelWork, input output count chunk factor signature signature_hash residuals
         span scales statistics parts passes first_block channels first_channel stages steps nsteps combine flags ends
-        has_input codec);
+        intra codec);
     fields!("cinch_statistics", CallStatistics, saturated non_finite sum_squares abs_max verdict known has_input
         unused);
     fields!("cinch_statistics_sums", StatisticsSums, saturated non_finite sum_squares abs_max verdict arrived);
@@ -85,10 +85,11 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_FACTOR_AT", FACTOR_AT as usize),
     ("CINCH_REDRAW", REDRAW as usize),
     ("CINCH_LAUNCH_DEPENDENTS", LAUNCH_DEPENDENTS as usize),
-    ("CINCH_INTRA", INTRA as usize),
+    ("CINCH_HAS_INPUT", HAS_INPUT as usize),
     ("CINCH_INTRA_RAW", INTRA_RAW as usize),
     ("CINCH_INTRA_CAST16", INTRA_CAST16 as usize),
     ("CINCH_INTRA_CAST_BF16", INTRA_CAST_BF16 as usize),
+    ("CINCH_INTRA_LINEAR8", INTRA_LINEAR8 as usize),
     (
         "CINCH_VERDICT_NON_FINITE",
         CallStatistics::NON_FINITE as usize,

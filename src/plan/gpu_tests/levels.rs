@@ -43,7 +43,7 @@ fn between_hosts_there_are_slots_with_counters_only() {
 }
 
 #[test]
-fn a_kernel_has_one_codec_beside_casts_inside_groups() {
+fn a_kernel_has_one_codec_beside_those_inside_groups() {
     let mut limits = limits(4, 64);
     limits.hosts = Groups::even_hosts(2, 2);
     let asked = |intra: &str| Request {

@@ -1,5 +1,5 @@
-//! Packed schedules with raw or cast messages inside groups and encoded messages between them, compared with the bits of the
-//! host engine.
+//! Packed schedules with messages of another encoding inside groups than between them, compared with the bits of the host
+//! engine.
 
 use super::super::tests::interpreter::{World, floats};
 use super::tests::only;
@@ -7,7 +7,6 @@ use super::*;
 use crate::comm::Call;
 use crate::config::{Config, FileChoice};
 use crate::cpu::Isa;
-use crate::gpu::abi;
 use crate::mem::{PeerBufferLayout, UserBuffers};
 use crate::plan::{GpuLimits, Limits, Planner, Request, Resident};
 use crate::testing::{Data, Pattern, gpu_limits, local_world, plan_request};
@@ -69,7 +68,7 @@ fn packed(limits: &Limits, request: &Request) -> Vec<Vec<f32>> {
                 output: outputs[rank].as_mut_ptr().expose_provenance() as u64,
             };
             let work = work(&plan, request.op, at).unwrap();
-            assert_ne!(work.flags & abi::INTRA, 0);
+            assert_ne!(work.intra, 0);
             (codec, slots) = (plan.codec.clone(), plan.pattern.slots());
             let mut work_buffer = WorkBuffer::default();
             work_buffer.add(&packed, work).unwrap();
@@ -102,7 +101,7 @@ fn on_host(file: &str, limits: &Limits, codec: &str) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn raw_and_cast_messages_inside_groups_give_the_bits_of_the_host() {
+fn messages_of_another_encoding_inside_groups_give_the_bits_of_the_host() {
     let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|x| x.to_bits()).collect() };
     // Switches, and sockets.
     for file in ["B.xml", "F.xml"] {
@@ -112,6 +111,8 @@ fn raw_and_cast_messages_inside_groups_give_the_bits_of_the_host() {
             "intra=raw,inter=dynamic8",
             "intra=cast16,inter=linear8",
             "intra=cast_bf16,inter=minmax4",
+            "intra=linear8,inter=minmax4",
+            "intra=linear8:block=64,inter=linear8",
         ] {
             let found = packed(&limits, &request(Collective::AllReduce, codec));
             let wanted = on_host(file, &limits, codec);

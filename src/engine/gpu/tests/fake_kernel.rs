@@ -4,7 +4,7 @@
 
 use super::super::pack::WorkBuffer;
 use super::interpreter::{World, order};
-use crate::codec::Codec;
+use crate::codec::{Codec, chunk_bytes};
 use crate::gpu::abi::{self, KernelWork};
 use crate::gpu::abi::{
     CommView, Control, Counters, Cursor, LINE_BYTES, MAX_PEERS, Protocol, SIGNATURE_WORDS,
@@ -177,9 +177,13 @@ impl<'a> Kernel<'a> {
     fn bytes(&self, work: &KernelWork, step: &abi::KernelStep, pass: u64, is_intra: bool) -> usize {
         let start = (pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk;
         let n = (work.count - start.min(work.count)).min(work.chunk) as usize;
-        match work.flags & abi::INTRA {
+        match work.intra {
             abi::INTRA_RAW if is_intra => 4 * n,
             abi::INTRA_CAST16 | abi::INTRA_CAST_BF16 if is_intra => 2 * n,
+            number @ abi::INTRA_LINEAR8.. if is_intra => {
+                let block = 1 << (number - abi::INTRA_LINEAR8);
+                chunk_bytes(n, 8, n.div_ceil(block))
+            }
             _ => self.codec.map_or(4 * n, |codec| codec.wire_bytes(n)),
         }
     }

@@ -6,7 +6,7 @@ use crate::codec::{self, Codec, Span};
 use crate::cpu::Isa;
 use crate::gpu::abi::{self, KernelWork};
 use crate::schedule::Op;
-use crate::types::{CodecKind, CodecSpec};
+use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -231,7 +231,7 @@ impl<'a> World<'a> {
                 .collect::<Vec<f32>>()
         };
         let op = step.op;
-        let intra = intra_codec(work.flags);
+        let intra = intra_codec(work.intra);
         let intra = match &intra {
             Intra::Coded => self.codec,
             Intra::Own(codec) => codec.as_deref(),
@@ -289,14 +289,18 @@ enum Intra {
     Own(Option<Arc<dyn Codec>>),
 }
 
-fn intra_codec(flags: u8) -> Intra {
-    let kind = match flags & abi::INTRA {
+fn intra_codec(number: u8) -> Intra {
+    let spec = match number {
+        0 => return Intra::Coded,
         abi::INTRA_RAW => return Intra::Own(None),
-        abi::INTRA_CAST16 => CodecKind::Cast16,
-        abi::INTRA_CAST_BF16 => CodecKind::CastBf16,
-        _ => return Intra::Coded,
+        abi::INTRA_CAST16 => CodecSpec::of(CodecKind::Cast16),
+        abi::INTRA_CAST_BF16 => CodecSpec::of(CodecKind::CastBf16),
+        _ => CodecSpec {
+            scale: ScaleRule::Block(1 << (number - abi::INTRA_LINEAR8)),
+            ..CodecSpec::of(CodecKind::Linear8)
+        },
     };
-    Intra::Own(codec::build(CodecSpec::of(kind), Isa::Scalar).unwrap())
+    Intra::Own(codec::build(spec, Isa::Scalar).unwrap())
 }
 
 fn add(
