@@ -148,10 +148,39 @@ static void mistakes(void) {
     OK(cinch_decode("linear8", CINCH_LAYOUT_CHUNK, NULL, 0, NULL, 0, CINCH_F32, NULL));
 }
 
+/* Copies to GPUs refuse wrong arrays before anything moves. */
+static void copies(void) {
+    void *dsts[] = {back, NULL}, *streams[] = {NULL, NULL};
+    const size_t bytes = sizeof back;
+    unsigned char before[sizeof back];
+    memcpy(before, back, bytes);
+    FAILS(cinch_copy_to_gpus("trunc16", data, NULL, streams, 2, COUNT, CINCH_F32, 0),
+          CINCH_ERROR_INVALID_ARGUMENT, "dsts at");
+    FAILS(cinch_copy_to_gpus("trunc16", data, dsts, NULL, 2, COUNT, CINCH_F32, 0),
+          CINCH_ERROR_INVALID_ARGUMENT, "streams at");
+    FAILS(cinch_copy_to_gpus("trunc16", data, dsts, streams, 0, COUNT, CINCH_F32, 0),
+          CINCH_ERROR_INVALID_ARGUMENT, "no 0 addresses");
+    FAILS(cinch_copy_to_gpus("trunc16", data, dsts, streams, 2, COUNT, CINCH_F32, 0),
+          CINCH_ERROR_INVALID_ARGUMENT, "dsts[1] is NULL");
+    FAILS(cinch_copy_to_gpus("trunc16", NULL, dsts, streams, 1, COUNT, CINCH_F32, 0),
+          CINCH_ERROR_INVALID_ARGUMENT, "src is NULL");
+    FAILS(cinch_copy_to_gpus("int8", data, dsts, streams, 1, COUNT, CINCH_F32, 0),
+          CINCH_ERROR_INVALID_ARGUMENT, "linear8");
+    FAILS(cinch_copy_to_gpus("trunc16", data, dsts, streams, 1, COUNT, CINCH_F64, 0),
+          CINCH_ERROR_UNSUPPORTED, "not f64");
+    /* Host memory: the sentence names it, or the missing driver. */
+    CHECK(cinch_copy_to_gpus("trunc16", data, dsts, streams, 1, COUNT, CINCH_F32, 0) != CINCH_SUCCESS);
+    printf("to host memory: %s\n", cinch_last_error());
+    CHECK(strstr(cinch_last_error(), "host memory") || strstr(cinch_last_error(), "libcuda"));
+    CHECK(memcmp(before, back, bytes) == 0);
+    OK(cinch_copy_to_gpus("trunc16", NULL, dsts, streams, 1, 0, CINCH_F32, 0));
+}
+
 int main(void) {
     published();
     chunks();
     narrow();
     mistakes();
+    copies();
     return 0;
 }
