@@ -8,8 +8,7 @@ use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict};
 use crate::options::Options;
 use cinch::codec::{
-    Codec, KERNEL_CODECS, RoundingRandom, Span, abs_max, array_family, build, kernel_family,
-    kernel_params,
+    Codec, KERNEL_CODECS, RoundingRandom, Span, abs_max, array_family, build, kernel_params,
 };
 use cinch::cpu::Isa;
 use cinch::gpu::{DeviceMemory, Function, Stream, kernels};
@@ -114,9 +113,8 @@ struct Bench {
     stream: Stream,
     wire: DeviceMemory,
     elements: DeviceMemory,
-    /// Encode and decode kernels by type, in the order of [`TYPES`]: first the kernels of
-    /// collectives, then the kernels of arrays where they differ.
-    functions: Vec<Vec<(Function, Function)>>,
+    /// Encode and decode kernels of arrays by type, in the order of [`TYPES`].
+    functions: Vec<(Function, Function)>,
 }
 
 impl Bench {
@@ -124,22 +122,13 @@ impl Bench {
         let codec = build(spec, Isa::Scalar)?.ok_or_else(|| Stop::Wrong("no codec".into()))?;
         let context = context(0)?;
         let module = kernels::load(&context, "codec")?;
-        let mut families = vec![kernel_family(spec.kind)];
-        let tensor = spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. });
-        // Codecs of arrays have no tensor scale, so kernels of arrays are loaded only for other
-        // scales.
-        if array_family(spec.kind) != families[0] && !tensor {
-            families.push(array_family(spec.kind));
-        }
-        let find = |dtype: &DType| -> Result<Vec<(Function, Function)>> {
-            let one = |family: &&str| -> Result<(Function, Function)> {
-                let name = |what: &str| format!("cinch_{what}_{family}_{dtype}");
-                Ok((
-                    module.function(&name("encode"))?,
-                    module.function(&name("decode"))?,
-                ))
-            };
-            families.iter().map(one).collect()
+        let family = array_family(spec.kind);
+        let find = |dtype: &DType| -> Result<(Function, Function)> {
+            let name = |what: &str| format!("cinch_{what}_{family}_{dtype}");
+            Ok((
+                module.function(&name("encode"))?,
+                module.function(&name("decode"))?,
+            ))
         };
         Ok(Bench {
             spec,
@@ -163,21 +152,17 @@ impl Bench {
         let mut expected = vec![PADDING; self.codec.wire_bytes(n)];
         let span = Span::whole(n).drawing(random(self.spec));
         self.codec.encode(span, &values, scale, &mut expected, None);
-        for (form, (encode, _)) in self.functions(dtype).iter().enumerate() {
-            let wire = self.encode(encode, n, bytes, scale, expected.len())?;
-            if let Some(at) =
-                (0..wire.len()).find(|&at| wire[at] != *expected.get(at).unwrap_or(&PADDING))
-            {
-                return Stop::wrong(format!(
-                    "{} of {n} {dtype}, form {form}: wire byte {at} of {} is {:#04x}, specified \
-                     {:#04x}; element {at} is {:#x}",
-                    self.spec,
-                    expected.len(),
-                    wire[at],
-                    expected.get(at).unwrap_or(&PADDING),
-                    values.get(at).map_or(0, |x| x.to_bits())
-                ));
-            }
+        let wire = self.encode(&self.functions(dtype).0, n, bytes, scale, expected.len())?;
+        let specified = |at: usize| *expected.get(at).unwrap_or(&PADDING);
+        if let Some(at) = (0..wire.len()).find(|&at| wire[at] != specified(at)) {
+            return Stop::wrong(format!(
+                "{} of {n} {dtype}: wire byte {at} of {} is {:#04x}, specified {:#04x}; element {at} is {:#x}",
+                self.spec,
+                expected.len(),
+                wire[at],
+                specified(at),
+                values.get(at).map_or(0, |x| x.to_bits())
+            ));
         }
         self.check_decode(dtype, n, &expected)
     }
@@ -190,18 +175,15 @@ impl Bench {
         narrow(dtype, Isa::Scalar, &values, &mut expected);
         expected.resize(n * dtype.size() + 64, PADDING);
         let size = dtype.size();
-        for (form, (_, decode)) in self.functions(dtype).iter().enumerate() {
-            let found = self.decode(decode, dtype, n, wire)?;
-            for at in (0..found.len()).step_by(size) {
-                let (got, wanted) = (&found[at..at + size], &expected[at..at + size]);
-                if got != wanted && (at >= n * size || !both_nan(dtype, got, wanted)) {
-                    return Stop::wrong(format!(
-                        "{} of {n} {dtype}, form {form}: element {} decodes to {got:02x?}, \
-                         specified {wanted:02x?}",
-                        self.spec,
-                        at / size
-                    ));
-                }
+        let found = self.decode(&self.functions(dtype).1, dtype, n, wire)?;
+        for at in (0..found.len()).step_by(size) {
+            let (got, wanted) = (&found[at..at + size], &expected[at..at + size]);
+            if got != wanted && (at >= n * size || !both_nan(dtype, got, wanted)) {
+                return Stop::wrong(format!(
+                    "{} of {n} {dtype}: element {} decodes to {got:02x?}, specified {wanted:02x?}",
+                    self.spec,
+                    at / size
+                ));
             }
         }
         Ok(())
@@ -243,7 +225,7 @@ impl Bench {
         Ok(elements)
     }
 
-    fn functions(&self, dtype: DType) -> &[(Function, Function)] {
+    fn functions(&self, dtype: DType) -> &(Function, Function) {
         let place = TYPES.iter().position(|&one| one == dtype);
         &self.functions[place.unwrap_or(0)]
     }

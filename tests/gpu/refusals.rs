@@ -207,11 +207,10 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
     )?;
     let mut kept = call;
     kept.codec = "linear8:tensor=4".parse().ok();
-    kept.tensor = Some(1);
     refuses(
         call_at(comm, arena, &kept, input, output),
         ErrorKind::Unsupported,
-        &["host buffers only", "block"],
+        &["calls without a tensor id", "block=256"],
     )?;
     Ok(6)
 }
