@@ -153,6 +153,7 @@ static void copies(void) {
     void *dsts[] = {back, NULL}, *streams[] = {NULL, NULL};
     const size_t bytes = sizeof back;
     unsigned char before[sizeof back];
+    cinch_result_t code;
     memcpy(before, back, bytes);
     FAILS(cinch_copy_to_gpus("trunc16", data, NULL, streams, 2, COUNT, CINCH_F32, 0),
           CINCH_ERROR_INVALID_ARGUMENT, "dsts at");
@@ -168,10 +169,11 @@ static void copies(void) {
           CINCH_ERROR_INVALID_ARGUMENT, "linear8");
     FAILS(cinch_copy_to_gpus("trunc16", data, dsts, streams, 1, COUNT, CINCH_F64, 0),
           CINCH_ERROR_UNSUPPORTED, "not f64");
-    /* Host memory: the sentence names it, or the missing driver. */
-    CHECK(cinch_copy_to_gpus("trunc16", data, dsts, streams, 1, COUNT, CINCH_F32, 0) != CINCH_SUCCESS);
-    printf("to host memory: %s\n", cinch_last_error());
-    CHECK(strstr(cinch_last_error(), "host memory") || strstr(cinch_last_error(), "libcuda"));
+    /* Host memory is no place on a GPU; without a GPU there is none at all. */
+    code = cinch_copy_to_gpus("trunc16", data, dsts, streams, 1, COUNT, CINCH_F32, 0);
+    printf("to host memory -> %d: %s\n", (int)code, cinch_last_error());
+    CHECK(code == CINCH_ERROR_UNSUPPORTED ||
+          (code == CINCH_ERROR_INVALID_ARGUMENT && strstr(cinch_last_error(), "host memory")));
     CHECK(memcmp(before, back, bytes) == 0);
     OK(cinch_copy_to_gpus("trunc16", NULL, dsts, streams, 1, 0, CINCH_F32, 0));
 }

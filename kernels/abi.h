@@ -95,7 +95,7 @@ enum cinch_intra {
   CINCH_INTRA_RAW = 1,
   CINCH_INTRA_CAST16 = 2,
   CINCH_INTRA_CAST_BF16 = 3,
-  CINCH_INTRA_LINEAR8 = 16 /* and above: by linear8; the excess is log2 of the elements of a block, 5 to 9 */
+  CINCH_INTRA_LINEAR8 = 16 /* plus log2 of the elements of a block, 5 to 9 */
 };
 
 /* Counters of one channel of one protocol in a peer buffer, at channel * CINCH_LINE_BYTES. */

@@ -207,7 +207,9 @@ impl LocalLaunch {
 pub fn not_started(program: &OsStr, error: &io::Error) -> String {
     let file = program.display();
     let hint = match Path::new(program).extension() {
-        Some(end) if end == "py" => format!("; run `python3 {file}` in its place"),
+        Some(end) if end == "py" && error.kind() == io::ErrorKind::PermissionDenied => {
+            format!("; run `python3 {file}` in its place")
+        }
         _ => String::new(),
     };
     format!("cannot start {file}: {error}{hint}")
@@ -367,6 +369,8 @@ mod tests {
         let message = |program: &str| not_started(program.as_ref(), &denied);
         assert!(message("job/train.py").ends_with("run `python3 job/train.py` in its place"));
         assert!(message("train").ends_with("permission denied"));
+        let missing = io::Error::from(io::ErrorKind::NotFound);
+        assert!(not_started("trian.py".as_ref(), &missing).ends_with("not found"));
     }
 
     fn launch(ranks: usize, script: &str, exit_timeout: f64) -> i32 {

@@ -27,6 +27,36 @@
 
 namespace cinch {
 
+// Returns the codec of messages inside groups that are in linear8. A block lies within a tile.
+__device__ __forceinline__ Linear8Nearest linear8_of(const Job &job) {
+  cinch_codec_params params = {};
+  params.log2_block = job.intra - CINCH_INTRA_LINEAR8;
+  return Linear8Nearest(params);
+}
+
+// Adds this lane's elements of source r, from index i on, which are in linear8, to x. These functions are out of line, so
+// that element types share them.
+static __device__ __noinline__ void add_linear8(const Job &job, uint32_t r, uint32_t i, float (&x)[HELD]) {
+  const Linear8Nearest codec = linear8_of(job);
+  Linear8Nearest::Codes codes;
+  codec.load(job.source(r), job.elements, i, codes);
+  codec.decode_reduce(codes, x);
+}
+
+// Sends x, this lane's elements of a contribution from index i on, to all targets in linear8.
+static __device__ __noinline__ void send_linear8(const cinch_work &work, const Job &job, uint32_t i,
+                                                 const float (&x)[HELD]) {
+  const Linear8Nearest codec = linear8_of(job);
+  const uint32_t n = job.elements, there = n > i ? min(n - i, HELD) : 0;
+  Linear8Nearest::Codes codes;
+  codec.encode(x, codec.summary(x, there), n, i, Random{}, codes);
+  for (uint32_t t = 0; t < job.nsend; ++t) codec.store(job.target(t), n, i, codes);
+  if (work.residuals == nullptr) return;
+  float seen[HELD];
+  codec.decode(codes, seen);
+  Residuals(work.residuals, work.span, job.first + i).keep(x, seen, there);
+}
+
 template <class E, class C>
 class CodedSimple {
  public:
@@ -231,7 +261,7 @@ class CodedSimple {
           if (job.intra < CINCH_INTRA_LINEAR8) {
             send_cast(job, at, x);
           } else {
-            send_linear8(job, at, x);
+            send_linear8(work_, job, Lane::mine(at), x);
           }
         } else if (sends && !encodes) {
           send_raw(job, at, x);
@@ -342,16 +372,11 @@ class CodedSimple {
                                               uint32_t end, float (&x)[HELD]) const {
 #pragma unroll 1
     for (; begin < min(end, (uint32_t)job.intra_recv); ++begin) {
-      float term[HELD];
       if (job.intra >= CINCH_INTRA_LINEAR8) {
-        // Only the copy has an address, so that the sum stays in registers.
-#pragma unroll
-        for (uint32_t k = 0; k < HELD; ++k) term[k] = x[k];
-        add_linear8(job, begin, at, term);
-#pragma unroll
-        for (uint32_t k = 0; k < HELD; ++k) x[k] = term[k];
+        add_linear8(job, begin, Lane::mine(at), x);
         continue;
       }
+      float term[HELD];
       if (job.intra == CINCH_INTRA_RAW) {
         load_raw(job.source(begin), job.elements, Lane::mine(at), term);
       } else {
@@ -432,32 +457,6 @@ class CodedSimple {
 
   static __device__ __forceinline__ float from_cast(const Job &job, uint32_t code) {
     return job.intra == CINCH_INTRA_CAST16 ? F16Meaning::decode(code) : Bf16Meaning::decode(code);
-  }
-
-  // Adds this lane's elements of source r, which are in linear8, to x. A block lies within a tile.
-  static __device__ __noinline__ void add_linear8(const Job &job, uint32_t r, uint32_t at, float (&x)[HELD]) {
-    const Linear8Nearest codec = linear8_of(job);
-    Linear8Nearest::Codes codes;
-    codec.load(job.source(r), job.elements, Lane::mine(at), codes);
-    codec.decode_reduce(codes, x);
-  }
-
-  // Sends x, a contribution, to all targets in linear8.
-  __device__ __noinline__ void send_linear8(const Job &job, uint32_t at, const float (&x)[HELD]) const {
-    const Linear8Nearest codec = linear8_of(job);
-    const uint32_t n = job.elements, i = Lane::mine(at), there = valid(job, at);
-    Linear8Nearest::Codes codes;
-    codec.encode(x, codec.summary(x, there), n, i, Random{}, codes);
-    for (uint32_t t = 0; t < job.nsend; ++t) codec.store(job.target(t), n, i, codes);
-    if (work_.residuals == nullptr) return;
-    float seen[HELD];
-    codec.decode(codes, seen);
-    residuals(job, at).keep(x, seen, there);
-  }
-  static __device__ __forceinline__ Linear8Nearest linear8_of(const Job &job) {
-    cinch_codec_params params = {};
-    params.log2_block = job.intra - CINCH_INTRA_LINEAR8;
-    return Linear8Nearest(params);
   }
 
   // Encodes this rank's contribution as the peers receive it. Only one-shot schedules need it, so

@@ -315,7 +315,7 @@ fn refuse_codec_by_level(groups: &Groups, policy: &CodecPolicy) -> Result<()> {
     };
     let advice = match inter.is_lossy() {
         true => format!(
-            "set CINCH_CODEC={inter}, or intra=raw, cast16, cast_bf16 or linear8 (with blocks of up to 512) with \
+            "set CINCH_CODEC={inter}, or intra=raw, cast16, cast_bf16 or linear8 (blocks of up to 512, no seed) with \
              inter={inter}"
         ),
         false => {

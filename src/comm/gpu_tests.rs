@@ -581,8 +581,9 @@ fn codecs_by_level_without_a_kernel_are_refused_with_advice() {
         check(&two, codec).unwrap();
     }
     for (codec, advice) in [
-        ("intra=dynamic8,inter=minmax4", "linear8 (with blocks"),
-        ("intra=linear8:block=1024,inter=minmax4", "up to 512)"),
+        ("intra=dynamic8,inter=minmax4", "linear8 (blocks"),
+        ("intra=linear8:seed=7,inter=minmax4", "no seed)"),
+        ("intra=linear8:block=1024,inter=minmax4", "up to 512, "),
         ("intra=cast16,inter=raw", "set CINCH_CODEC=cast16 for all"),
         (
             "intra=linear8,inter=raw",

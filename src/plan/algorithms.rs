@@ -120,8 +120,8 @@ pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String>
         (limits.gpu.is_some() && KernelIntra::of(request.codec).is_none()).then(|| {
             format!(
                 "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
-                 one codec for all of a call, so inside groups it sends in that codec, raw, or by cast16, cast_bf16, or linear8 with blocks of \
-                 up to 512",
+                 one codec for all of a call, so inside groups it sends in that codec, raw, or by cast16, \
+                 cast_bf16 or linear8 (blocks of up to 512, no seed)",
                 request.collective, request.codec.intra, request.codec.inter
             )
         })

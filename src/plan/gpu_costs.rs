@@ -178,7 +178,6 @@ pub(super) fn seconds(
     let wire = share * fastest.min(blocks);
     let passes = candidate.geometry.passes() as f64;
     let chunk = candidate.geometry.chunk() as f64;
-    let (encode, decode) = codec_seconds(request.codec.inter.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
     let slower_links = slower_link_latency(candidate, counts, bytes);
     let waits = launch + candidate.hops.total() as f64 * hop + slower_links;
@@ -204,25 +203,33 @@ pub(super) fn seconds(
         let coded = many.max(0.0) * coded * FUSED_CODED_ELEMENT;
         return waits + travels.max(coded) + network;
     }
-    let [encodes, decodes] = coded_steps(request, counts);
     waits
         + travels
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
-        + passes * chunk * (encodes as f64 * encode + decodes as f64 * decode)
+        + passes * chunk * coding_seconds(request, counts)
         + network
 }
 
-/// Returns the encodes and decodes of a call by the kernel's codec, or by linear8 beside it. Those inside groups are left out
-/// if messages are raw or cast there; a schedule that is not hierarchical has none.
-fn coded_steps(request: &Request, counts: &CostCounts) -> [usize; 2] {
-    let [encodes, decodes] = match KernelIntra::of(request.codec) {
-        Some(KernelIntra::Coded | KernelIntra::Linear8) => [0, 0],
-        _ => counts.intra_coded,
+/// Returns the seconds for each element of a chunk in the encodes and decodes of a pass. Messages inside groups take none
+/// where they are raw or cast; a schedule that is not hierarchical has none.
+fn coding_seconds(request: &Request, counts: &CostCounts) -> f64 {
+    let of = |kind, [encodes, decodes]: [usize; 2]| {
+        let (encode, decode) = codec_seconds(kind);
+        encodes as f64 * encode + decodes as f64 * decode
     };
-    [
+    let kind = request.codec.inter.kind;
+    let [encodes, decodes] = counts.intra_coded;
+    let between = [
         counts.encodes.saturating_sub(encodes),
         counts.decodes.saturating_sub(decodes),
-    ]
+    ];
+    match KernelIntra::of(request.codec) {
+        Some(KernelIntra::Coded) => of(kind, [counts.encodes, counts.decodes]),
+        Some(KernelIntra::Linear8) => {
+            of(kind, between) + of(CodecKind::Linear8, counts.intra_coded)
+        }
+        _ => of(kind, between),
+    }
 }
 
 /// Returns whether ranks send to all others at once.

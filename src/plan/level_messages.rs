@@ -25,13 +25,13 @@ pub(super) fn most_inside(request: &Request, slot_bytes: usize) -> usize {
     match Inside::of(request) {
         None => usize::MAX,
         Some(Inside::Plain(each)) => slot_bytes / each,
-        Some(Inside::Linear8 { block }) => {
-            // Padding and a partial block take at most this much more than whole blocks.
-            let blocks = slot_bytes.saturating_sub(16 + block + 4) / (block + 4);
-            blocks * block
-        }
+        // Codes of whole blocks need no padding.
+        Some(Inside::Linear8 { block }) => slot_bytes / (block + SCALE_BYTES) * block,
     }
 }
+
+/// Bytes of the scale of a block of linear8.
+const SCALE_BYTES: usize = 4;
 
 /// Encoding of messages inside groups that differs from that of all others.
 #[derive(Clone, Copy)]
@@ -90,7 +90,10 @@ mod tests {
                     codec.wire_bytes(most) <= slot,
                     "{slot} bytes, blocks of {block}"
                 );
-                assert!(codec.wire_bytes(most + 3 * block + 16) > slot);
+                assert!(
+                    codec.wire_bytes(most + block) > slot,
+                    "{slot} bytes, blocks of {block}"
+                );
             }
         }
     }

@@ -179,7 +179,8 @@ fn levels(setup: &Setup, world: &World, _: usize) -> Verdict {
         "intra=raw,inter=linear8",
         "intra=cast16,inter=linear8",
         "intra=cast_bf16,inter=dynamic8",
-        "intra=linear8,inter=minmax4",
+        "intra=linear8,inter=dynamic8",
+        "intra=linear8:block=64,inter=linear8:block=1024",
     ] {
         let mut world = world.clone();
         world.config.codec = codec.parse()?;

@@ -525,7 +525,7 @@ pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
 /// Returns how messages inside groups are encoded.
 fn intra(plan: &Plan) -> Result<u8> {
     match (KernelIntra::of(plan.specs), plan.specs.intra.scale) {
-        (Some(KernelIntra::Coded), _) => Ok(0),
+        (Some(KernelIntra::Coded), _) => Ok(abi::INTRA_CODED),
         (Some(KernelIntra::Raw), _) => Ok(abi::INTRA_RAW),
         (Some(KernelIntra::Cast16), _) => Ok(abi::INTRA_CAST16),
         (Some(KernelIntra::CastBf16), _) => Ok(abi::INTRA_CAST_BF16),

@@ -97,8 +97,8 @@ fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
             | (request.dtype as u64) << 16
             | (request.root as u64) << 32
             | (plan.specs.inter.kind as u64) << 24
-            | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 13)) << 40
-            | intra_bits(plan)
+            | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 14)) << 40
+            | KernelIntra::of(plan.specs).map_or(0, intra_bits)
             | (plan.algorithm as u64) << 56
             | BY_ELEMENT,
         count: plan.count as u64,
@@ -107,11 +107,10 @@ fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
     })
 }
 
-/// Returns the bits of a shape that tell how messages inside groups are encoded. The number's highest bit comes first,
-/// because the others were the first to have a place.
-fn intra_bits(plan: &Plan) -> u64 {
-    let number = KernelIntra::of(plan.specs).map_or(0, |intra| intra as u64);
-    (number & 3) << 54 | number >> 2 << 53
+/// Returns the bits of a shape that tell how messages inside groups are encoded: two below the algorithm's, the third above.
+fn intra_bits(intra: KernelIntra) -> u64 {
+    let number = intra as u64;
+    (number & 3) << 54 | number >> 2 << 60
 }
 
 /// Returns the offset of an array of residuals; index 2 gives the end of the memory.
@@ -373,4 +372,27 @@ fn turn_of(memory: &DeviceMemory, stream: &Stream, timeout: Duration) -> Result<
     memory.read(0, &mut header, stream, timeout)?;
     let turn = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     Ok((turn & 1) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kind of a shape has the chunk from bit 40, the algorithm from bit 56, and [`BY_ELEMENT`].
+    #[test]
+    fn encodings_inside_groups_have_bits_of_their_own() {
+        let all = [
+            KernelIntra::Coded,
+            KernelIntra::Raw,
+            KernelIntra::Cast16,
+            KernelIntra::CastBf16,
+            KernelIntra::Linear8,
+        ]
+        .map(intra_bits);
+        let others = ((1 << 54) - 1) | (7 << 56) | BY_ELEMENT;
+        for (number, bits) in all.iter().enumerate() {
+            assert_eq!(bits & others, 0, "{number}");
+            assert!(!all[..number].contains(bits), "{number}");
+        }
+    }
 }

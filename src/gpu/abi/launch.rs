@@ -66,14 +66,16 @@ pub const LAUNCH_DEPENDENTS: u8 = 32;
 /// Bit of [`KernelWork::flags`]: a kernel before has taken the statistics of the input.
 pub const HAS_INPUT: u8 = 64;
 
+/// Value of [`KernelWork::intra`]: messages inside groups are encoded as all others.
+pub const INTRA_CODED: u8 = 0;
 /// Value of [`KernelWork::intra`]: messages inside groups are raw.
 pub const INTRA_RAW: u8 = 1;
 /// Value of [`KernelWork::intra`]: messages inside groups are encoded by cast16.
 pub const INTRA_CAST16: u8 = 2;
 /// Value of [`KernelWork::intra`]: messages inside groups are encoded by cast_bf16.
 pub const INTRA_CAST_BF16: u8 = 3;
-/// Values of [`KernelWork::intra`] from here on: messages inside groups are encoded by linear8. What it exceeds this is
-/// log2 of the elements of a block.
+/// Value of [`KernelWork::intra`] where messages inside groups are encoded by linear8, less log2 of the elements of a block,
+/// which is 5 to 9.
 pub const INTRA_LINEAR8: u8 = 16;
 
 /// Bit of [`OneshotArgs::phases`]: every rank sends each other rank one part or block. Without this bit,
@@ -207,8 +209,8 @@ pub struct KernelWork {
     pub flags: u8,
     /// 1 for the last launch of its call, which writes the statistics, and after which kept scales are a call older.
     pub ends: u8,
-    /// How messages for [`Level::Intra`](crate::types::Level::Intra) are encoded: as all others (0), or [`INTRA_RAW`] to
-    /// [`INTRA_LINEAR8`].
+    /// How messages for [`Level::Intra`](crate::types::Level::Intra) are encoded: [`INTRA_CODED`] to [`INTRA_CAST_BF16`], or
+    /// [`INTRA_LINEAR8`] plus log2 of the elements of a block.
     pub intra: u8,
     /// Parameters of the codec.
     pub codec: CodecWords,

@@ -86,6 +86,7 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_REDRAW", REDRAW as usize),
     ("CINCH_LAUNCH_DEPENDENTS", LAUNCH_DEPENDENTS as usize),
     ("CINCH_HAS_INPUT", HAS_INPUT as usize),
+    ("CINCH_INTRA_CODED", INTRA_CODED as usize),
     ("CINCH_INTRA_RAW", INTRA_RAW as usize),
     ("CINCH_INTRA_CAST16", INTRA_CAST16 as usize),
     ("CINCH_INTRA_CAST_BF16", INTRA_CAST_BF16 as usize),

@@ -7,6 +7,7 @@ use super::*;
 use crate::comm::Call;
 use crate::config::{Config, FileChoice};
 use crate::cpu::Isa;
+use crate::gpu::abi;
 use crate::mem::{PeerBufferLayout, UserBuffers};
 use crate::plan::{GpuLimits, Limits, Planner, Request, Resident};
 use crate::testing::{Data, Pattern, gpu_limits, local_world, plan_request};
@@ -68,7 +69,7 @@ fn packed(limits: &Limits, request: &Request) -> Vec<Vec<f32>> {
                 output: outputs[rank].as_mut_ptr().expose_provenance() as u64,
             };
             let work = work(&plan, request.op, at).unwrap();
-            assert_ne!(work.intra, 0);
+            assert_ne!(work.intra, abi::INTRA_CODED);
             (codec, slots) = (plan.codec.clone(), plan.pattern.slots());
             let mut work_buffer = WorkBuffer::default();
             work_buffer.add(&packed, work).unwrap();

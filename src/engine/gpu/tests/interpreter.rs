@@ -291,7 +291,7 @@ enum Intra {
 
 fn intra_codec(number: u8) -> Intra {
     let spec = match number {
-        0 => return Intra::Coded,
+        abi::INTRA_CODED => return Intra::Coded,
         abi::INTRA_RAW => return Intra::Own(None),
         abi::INTRA_CAST16 => CodecSpec::of(CodecKind::Cast16),
         abi::INTRA_CAST_BF16 => CodecSpec::of(CodecKind::CastBf16),
