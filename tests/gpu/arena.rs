@@ -26,8 +26,8 @@ pub enum Takes {
 pub enum Arena {
     Gpu {
         memory: DeviceMemory,
-        stream: Stream,
-        other: Stream,
+        stream: Arc<Stream>,
+        other: Arc<Stream>,
     },
     Host {
         memory: Mutex<Vec<u64>>,
@@ -52,6 +52,34 @@ fn warmed_up_stream(memory: &DeviceMemory, priority: i32) -> Result<Stream> {
 impl Arena {
     /// Allocates `bytes` bytes on GPU number `gpu`, or on the host for `None`.
     pub fn new(gpu: Option<usize>, bytes: usize) -> Result<Arena> {
+        Arena::on(gpu, bytes, |memory| {
+            let stream = || warmed_up_stream(memory, 0).map(Arc::new);
+            Ok([stream()?, stream()?])
+        })
+    }
+
+    /// The same with one stream. A GPU has 32 queues for the streams of a process: kernels of two ranks in one queue could
+    /// wait for each other for ever, so a check with many ranks or arenas creates no more streams than it uses.
+    pub fn with_one_stream(gpu: Option<usize>, bytes: usize) -> Result<Arena> {
+        Arena::on(gpu, bytes, |memory| {
+            let stream = Arc::new(warmed_up_stream(memory, 0)?);
+            Ok([stream.clone(), stream])
+        })
+    }
+
+    /// Allocates more memory on the streams of this arena.
+    pub fn beside(&self, gpu: Option<usize>, bytes: usize) -> Result<Arena> {
+        Arena::on(gpu, bytes, |_| match self {
+            Arena::Gpu { stream, other, .. } => Ok([stream.clone(), other.clone()]),
+            Arena::Host { .. } => Err(Error::internal("host memory has no streams")),
+        })
+    }
+
+    fn on(
+        gpu: Option<usize>,
+        bytes: usize,
+        streams: impl FnOnce(&DeviceMemory) -> Result<[Arc<Stream>; 2]>,
+    ) -> Result<Arena> {
         let bytes = bytes.max(256).next_multiple_of(256);
         let Some(gpu) = gpu else {
             return Ok(Arena::Host {
@@ -59,12 +87,12 @@ impl Arena {
                 bytes,
             });
         };
-        let context = context(gpu)?;
-        let memory = DeviceMemory::new(&context, bytes)?;
+        let memory = DeviceMemory::new(&context(gpu)?, bytes)?;
+        let [stream, other] = streams(&memory)?;
         Ok(Arena::Gpu {
-            stream: warmed_up_stream(&memory, 0)?,
-            other: warmed_up_stream(&memory, 0)?,
             memory,
+            stream,
+            other,
         })
     }
 

@@ -520,7 +520,11 @@ pub fn communicators(setup: &Setup, world: &World) -> Verdict {
     let offsets = Offsets::new(nranks);
     let mut arenas = Vec::new();
     for world in &worlds {
-        arenas.push(world.arenas(offsets.bytes)?);
+        let own = world.gpus.iter();
+        let own: Result<Vec<Arena>, _> = own
+            .map(|gpu| Arena::with_one_stream(*gpu, offsets.bytes))
+            .collect();
+        arenas.push(own?);
     }
     let batches = setup.options.either(20, 100);
     // No rank may allocate or free memory while a kernel waits for a peer.

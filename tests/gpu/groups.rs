@@ -86,8 +86,11 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
         let mut arenas = Vec::new();
         for gpu in &world.gpus {
             let bytes = bytes.unwrap_or(0).next_multiple_of(256) + 256;
-            let own: Result<Vec<Arena>, _> = (0..=CALLS).map(|_| Arena::new(*gpu, bytes)).collect();
-            arenas.push(own?);
+            let mut own = vec![Arena::with_one_stream(*gpu, bytes)?];
+            for _ in 0..CALLS {
+                own.push(own[0].beside(*gpu, bytes)?);
+            }
+            arenas.push(own);
         }
         for (number, cases) in groups.iter().enumerate() {
             let replays = number % 2 == 1;

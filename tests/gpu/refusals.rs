@@ -209,8 +209,8 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
     kept.codec = "linear8:tensor=4".parse().ok();
     refuses(
         call_at(comm, arena, &kept, input, output),
-        ErrorKind::Unsupported,
-        &["calls without a tensor id", "block=256"],
+        kind,
+        &["tensor=4", "tensor id"],
     )?;
     Ok(6)
 }
