@@ -226,7 +226,7 @@ fn coding_seconds(request: &Request, counts: &CostCounts) -> f64 {
     match KernelIntra::of(request.codec) {
         Some(KernelIntra::Coded) => of(kind, [counts.encodes, counts.decodes]),
         Some(KernelIntra::Linear8) => {
-            of(kind, between) + of(CodecKind::Linear8, counts.intra_coded)
+            of(kind, between) + of(request.codec.intra.kind, counts.intra_coded)
         }
         _ => of(kind, between),
     }
