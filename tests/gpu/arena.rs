@@ -58,7 +58,7 @@ impl Arena {
         })
     }
 
-    /// The same with one stream. A GPU has 32 queues for the streams of a process: kernels of two ranks in one queue could
+    /// Allocates an arena with one stream. A GPU has 32 queues for the streams of a process: kernels of two ranks in one queue could
     /// wait for each other for ever, so a check with many ranks or arenas creates no more streams than it uses.
     pub fn with_one_stream(gpu: Option<usize>, bytes: usize) -> Result<Arena> {
         Arena::on(gpu, bytes, |memory| {
