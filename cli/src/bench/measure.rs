@@ -8,7 +8,7 @@ use super::data::InputSource;
 use super::pipeline::{Backend, Effort, is_late};
 use super::record::{RankSetup, Record, RunInfo};
 use super::row::{Row, buffer_bytes, call_of, is_root, keeps_scales, set_count};
-use super::verify::{Check, CheckOutcome, POISON, coarser};
+use super::verify::{Check, CheckOutcome, POISON};
 use super::world::BenchRank;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
@@ -289,7 +289,7 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
             nranks: self.world.nranks(),
             set,
             shift: 0,
-            codec: coarser(report.codec),
+            codec: report.codec.into(),
             algorithm: report.algorithm,
         };
         outcome.merge(&check.run(&self.sets[set].work.bytes()[range]));

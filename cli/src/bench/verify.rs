@@ -48,8 +48,8 @@ pub struct Check<'a> {
     pub set: usize,
     /// Index in each rank's data at which the call's input begins.
     pub shift: usize,
-    /// Codec that the call used.
-    pub codec: CodecSpec,
+    /// Codecs that the call used.
+    pub codec: BothCodecs,
     /// Algorithm that the call used.
     pub algorithm: Algorithm,
 }
@@ -85,7 +85,7 @@ impl Check<'_> {
     pub fn piece(&self, start: usize, held: &[u8], outcome: &mut CheckOutcome) {
         let problem = self.problem();
         let (dtype, computes) = (self.row.dtype, self.row.collective.reduces());
-        let inexact = dtype.is_float() && (computes || self.codec.is_lossy());
+        let inexact = dtype.is_float() && (computes || self.codec.spec.is_lossy());
         let (mut at, mut rest) = (start, held);
         while !rest.is_empty() {
             let segment = problem.segment(self.rank, at);
@@ -166,12 +166,12 @@ impl Check<'_> {
         let (dtype, count, at) = (self.row.dtype, self.row.count, segment.at);
         let size = dtype.size();
         let end = at + held.len() / size;
-        let error = error_law(self.codec);
-        let block = match self.codec.scale {
-            ScaleRule::Block(block) if self.codec.kind.has_scale() => block as usize,
+        let error = self.codec.law;
+        let block = match self.codec.spec.scale {
+            ScaleRule::Block(block) if self.codec.spec.kind.has_scale() => block as usize,
             _ => 0,
         };
-        let whole = if self.codec.kind.has_scale() && block == 0 {
+        let whole = if self.codec.spec.kind.has_scale() && block == 0 {
             self.whole_scale(segment)
         } else {
             (0.0, false)
@@ -236,7 +236,7 @@ impl Check<'_> {
         );
         let share = self.rounding(contributions);
         let hidden = are_hidden(share, self.row.dtype, contributions);
-        sums && hidden && !self.codec.is_lossy() && self.source.native().is_none()
+        sums && hidden && !self.codec.spec.is_lossy() && self.source.native().is_none()
     }
 
     /// Returns whether the output equals the sum without one of the tile's contributions.
@@ -253,7 +253,7 @@ impl Check<'_> {
     fn rounding(&self, contributions: usize) -> f64 {
         let unit = unit_roundoff(self.row.dtype);
         let accumulator = unit.min(unit_roundoff(DType::F32));
-        let times = match self.codec.is_lossy() {
+        let times = match self.codec.spec.is_lossy() {
             // Types with codecs have so many bits that rounding is negligible beside the codec's
             // bound, so a rough count of roundings suffices.
             true => contributions as f64 + 2.0,
@@ -276,8 +276,8 @@ impl Check<'_> {
     /// encoding, so the range must contain a whole block.
     fn can_judge_zeros(&self, elements: Range<usize>) -> bool {
         let whole = elements.len() == self.row.count;
-        let blocks = match self.codec.scale {
-            _ if !self.codec.kind.has_scale() => true,
+        let blocks = match self.codec.spec.scale {
+            _ if !self.codec.spec.kind.has_scale() => true,
             ScaleRule::Block(block) => elements.len() >= 2 * block as usize,
             _ => false,
         };
@@ -300,11 +300,11 @@ impl Check<'_> {
         let rounding = self.rounding(contributions);
         let mut bound = (rounding * magnitude + (n + 2.0) * tiny) / divisor + unit * exact.abs();
         if exchange_only
-            || contributions == 1 && !self.codec.is_lossy() && self.row.reduction().is_none()
+            || contributions == 1 && !self.codec.spec.is_lossy() && self.row.reduction().is_none()
         {
             bound = 0.0;
         }
-        if self.codec.is_lossy() {
+        if self.codec.spec.is_lossy() {
             let steps = encodes(self.row.collective, self.algorithm, contributions);
             let each = error.of_scale * scale + error.of_value * magnitude + error.floor;
             let growth = 1.0 + steps * (error.of_scale + error.of_value);
@@ -461,25 +461,36 @@ fn error_law(spec: CodecSpec) -> ErrorLaw {
     }
 }
 
-/// Returns a codec whose error bound holds for the codecs inside and between hosts. It is the codec
-/// that loses more, with the longer blocks.
-pub fn coarser(codecs: CodecSetting) -> CodecSpec {
-    let both = [codecs.intra, codecs.inter];
-    let loss = |spec: CodecSpec| {
-        let law = error_law(spec);
-        law.of_scale + law.of_value + law.floor
-    };
-    let worse = both[usize::from(loss(codecs.inter) >= loss(codecs.intra))];
-    let block = |spec: &CodecSpec| match spec.scale {
-        ScaleRule::Block(block) if spec.kind.has_scale() => block,
-        _ => 0,
-    };
-    match (worse.scale, both.iter().map(block).max()) {
-        (ScaleRule::Block(own), Some(longest)) if worse.kind.has_scale() => CodecSpec {
-            scale: ScaleRule::Block(own.max(longest)),
-            ..worse
-        },
-        _ => worse,
+/// The codecs of a call's messages inside and between groups, as one for the comparison.
+#[derive(Clone, Copy)]
+pub struct BothCodecs {
+    /// The codec with the longer blocks.
+    spec: CodecSpec,
+    /// Each part of the bound is that of the codec that loses more.
+    law: ErrorLaw,
+}
+
+impl From<CodecSetting> for BothCodecs {
+    fn from(codecs: CodecSetting) -> BothCodecs {
+        let block = |spec: CodecSpec| match spec.scale {
+            _ if !spec.kind.has_scale() => 0,
+            ScaleRule::Block(block) => block,
+            _ => u32::MAX,
+        };
+        let order = |spec: CodecSpec| (block(spec), spec.is_lossy());
+        let [intra, inter] = [codecs.intra, codecs.inter].map(error_law);
+        BothCodecs {
+            spec: match order(codecs.inter) >= order(codecs.intra) {
+                true => codecs.inter,
+                false => codecs.intra,
+            },
+            law: ErrorLaw {
+                of_scale: intra.of_scale.max(inter.of_scale),
+                of_value: intra.of_value.max(inter.of_value),
+                floor: intra.floor.max(inter.floor),
+                largest: intra.largest.min(inter.largest),
+            },
+        }
     }
 }
 

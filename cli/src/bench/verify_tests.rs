@@ -32,7 +32,7 @@ fn check(codec: &str, count: usize, spoil: impl Fn(usize, f32) -> f32) -> CheckO
         nranks: 4,
         set: 0,
         shift: 0,
-        codec: codec.parse().unwrap(),
+        codec: codec.parse::<CodecSetting>().unwrap().into(),
         algorithm: Algorithm::Direct,
     }
     .run(cinch::mem::bytes_of(&output))
@@ -89,7 +89,7 @@ fn pieces_together_compare_every_element() {
             nranks: 4,
             set: 0,
             shift: 0,
-            codec: codec.parse().unwrap(),
+            codec: codec.parse::<CodecSetting>().unwrap().into(),
             algorithm: Algorithm::Ring,
         };
         let mut exact = vec![0; 4 * 5001 * 4];
@@ -207,7 +207,7 @@ fn sums_of_few_bits_without_a_rank_are_wrong() {
                     nranks: ranks,
                     set: 0,
                     shift: 0,
-                    codec: CodecSpec::RAW,
+                    codec: CodecSetting::of(CodecSpec::RAW).into(),
                     algorithm,
                 };
                 let what = format!("{op} of {dtype} over {ranks} by {algorithm}, {distribution:?}");
@@ -223,4 +223,27 @@ fn sums_of_few_bits_without_a_rank_are_wrong() {
             }
         }
     }
+}
+
+/// Small elements beside large ones lose more to one codec, others to the other.
+#[test]
+fn codecs_by_level_have_the_bounds_of_both() {
+    let both = |text: &str| BothCodecs::from(text.parse::<CodecSetting>().unwrap());
+    let [one, other] = ["linear8", "fp8_e4m3:block=512"].map(both);
+    assert!(one.law.of_scale > other.law.of_scale && one.law.of_value < other.law.of_value);
+    for (text, block) in [
+        ("intra=linear8,inter=fp8_e4m3:block=512", 512),
+        ("intra=fp8_e4m3:block=512,inter=linear8", 512),
+        ("intra=linear8:block=1024,inter=cast16", 1024),
+    ] {
+        let found = both(text);
+        assert_eq!(found.spec.scale, ScaleRule::Block(block), "{text}");
+        assert!(found.law.of_scale >= one.law.of_scale, "{text}");
+    }
+    let found = both("intra=linear8,inter=fp8_e4m3:block=512").law;
+    assert_eq!(
+        (found.of_scale, found.of_value),
+        (one.law.of_scale, other.law.of_value)
+    );
+    assert!(both("intra=raw,inter=cast16").spec.is_lossy());
 }

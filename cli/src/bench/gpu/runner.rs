@@ -187,7 +187,7 @@ fn compare<W: BenchRank, Q: CallQueue>(
         nranks,
         set: 0,
         shift,
-        codec: report.codec.inter,
+        codec: report.codec.into(),
         algorithm: report.algorithm,
     };
     let size = row.dtype.size();
